@@ -1,0 +1,65 @@
+"""IP addresses as packed bytes, four or sixteen of them in network order, and what may be learned.
+
+The length is the family. An IPv4-mapped address (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2) is the IPv4
+address itself, since that is what travels. A NAT64 address (`64:ff9b::/96`, RFC 6052) stays as it is and
+is judged by the IPv4 address that it embeds.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TypeAlias
+
+Network: TypeAlias = IPv4Network | IPv6Network
+
+_MAPPED = bytes(10) + b"\xff\xff"
+_NAT64 = bytes.fromhex("0064ff9b") + bytes(8)
+
+# Not publishable as the address of a public service: IANA's special-purpose registries (RFC 6890).
+NON_PUBLIC: tuple[Network, ...] = tuple(
+    ip_network(text)
+    for text in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+        "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15",
+        "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "::/128", "::1/128", "::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16",
+        "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+    )
+)  # fmt: skip
+
+
+def unmapped(address: bytes) -> bytes:
+    """Return the IPv4 address inside an IPv4-mapped one, any other address as it is."""
+    return address[12:] if len(address) == 16 and address.startswith(_MAPPED) else address
+
+
+def judged(address: bytes) -> bytes:
+    """Return the address by which `address` is judged: the embedded one, where it embeds one."""
+    if len(address) == 16 and address.startswith((_MAPPED, _NAT64)):
+        return address[12:]
+    return address
+
+
+def inside(address: bytes, networks: tuple[Network, ...]) -> bool:
+    """Tell whether one of `networks` holds the address."""
+    parsed = _parsed(address)
+    return any(parsed in network for network in networks)
+
+
+def is_public(address: bytes) -> bool:
+    """Tell whether an address can be that of a public service, judged by what it embeds."""
+    return not inside(judged(address), NON_PUBLIC)
+
+
+def from_text(text: str) -> bytes:
+    """Return the packed form of an address in text; ValueError for anything else."""
+    return ip_address(text).packed
+
+
+def to_text(address: bytes) -> str:
+    """Return an address as text."""
+    return str(_parsed(address))
+
+
+def _parsed(address: bytes) -> IPv4Address | IPv6Address:
+    return IPv4Address(address) if len(address) == 4 else IPv6Address(address)

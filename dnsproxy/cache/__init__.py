@@ -1,0 +1,1 @@
+"""Learned addresses: which name gave which address, and until when."""

@@ -1,0 +1,1 @@
+"""The world of packets: datagrams, streams and upstream servers."""
