@@ -1,0 +1,131 @@
+"""The files that an operator writes: read them, and notice when they change.
+
+Change is noticed by comparing signatures once a second, not by inotify: what counts is the state of the
+folder *after* a change, which has to be read anyway; kubelet and configuration management swap whole trees
+by symbolic link, which takes watches on every link of the chain to see; and on network and overlay file
+systems inotify stays silent about what others write. A signature of a folder with 100 files costs about two
+milliseconds of a helper thread (docs/design/files.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from typing import TYPE_CHECKING, TypeAlias
+
+from dnsproxy.errors import DocumentError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+SUFFIXES = (".yaml", ".yml")
+SETTLE = 0.1  # seconds between two looks that must agree before a change counts
+
+Signature: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file; DocumentError says why it cannot be read and what to do."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except UnicodeDecodeError as error:
+        message = f"byte {error.start + 1} is not UTF-8; save the file as UTF-8"
+        raise DocumentError([Problem(str(path), 0, 0, "", message)]) from None
+
+
+def read_policies(directory: Path) -> list[tuple[str, str]]:
+    """Return (file, text) of every policy file in lexical order; DocumentError names all unreadable ones."""
+    texts: list[tuple[str, str]] = []
+    problems: list[Problem] = []
+    for path in policy_files(directory):
+        try:
+            texts.append((str(path), read_text(path)))
+        except DocumentError as error:
+            problems += error.problems
+    if problems:
+        raise DocumentError(problems)
+    return texts
+
+
+def policy_files(directory: Path) -> list[Path]:
+    """Return the `*.yaml` and `*.yml` files of a folder in lexical order.
+
+    Symbolic links are followed. Names that begin with a dot are left out: editors' swap files, and the
+    `..data` by which kubelet swaps a mounted ConfigMap (the plain names beside it lead through it). A
+    dangling link stays in, so that reading it says so: a policy must not vanish in silence.
+    """
+    try:
+        names = sorted(entry for entry in os.listdir(directory) if _is_policy(entry))  # noqa: PTH208 - names only
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    return [directory / name for name in names if not (directory / name).is_dir()]
+
+
+def _is_policy(name: str) -> bool:
+    return name.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _unreadable(path: Path, error: OSError) -> DocumentError:
+    next_step = {
+        FileNotFoundError: "create it, or correct the path in the settings",
+        PermissionError: f"make it readable for user {os.geteuid()}",
+        NotADirectoryError: "name a directory, or the directory that holds this file",
+        IsADirectoryError: "name a file",
+    }.get(type(error), "mend the file system or name another path")
+    message = f"cannot be read: {error.strerror or error}; {next_step}"
+    return DocumentError([Problem(str(path), 0, 0, "", message)])
+
+
+def signature(paths: Iterable[Path]) -> Signature:
+    """Return what changes whenever one of these files or policy folders, or a file in one, changes.
+
+    Real path, inode, modification and status times, and size of each: a swapped link changes the real path,
+    a replaced file the inode, a `chmod` that makes a file readable the status time.
+    """
+    return tuple(mark for path in paths for mark in _marks(path))
+
+
+def _marks(path: Path) -> Iterable[tuple[str, ...]]:
+    yield _mark(path)
+    if path.is_dir():
+        try:
+            yield from map(_mark, policy_files(path))
+        except DocumentError as error:
+            yield (str(path), str(error))
+
+
+def _mark(path: Path) -> tuple[str, ...]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return (str(path), error.strerror or "")
+    real = os.path.realpath(path)
+    if stat.S_ISDIR(found.st_mode):
+        return (str(path), real)  # a folder's own times change with files that are not policies
+    times = (found.st_mtime_ns, found.st_ctime_ns)
+    return (str(path), real, str(found.st_ino), *map(str, times), str(found.st_size))
+
+
+async def changes(
+    paths: Iterable[Path], *, interval: float = 1.0, since: Signature | None = None
+) -> AsyncIterator[Signature]:
+    """Yield the new signature after each change, looking every `interval` seconds from a helper thread.
+
+    `since` is the signature taken *before* the files were read, so that a change in between is not lost. A
+    change counts when two looks agree, so that a file that is just being written is not read half.
+    """
+    watched = tuple(paths)
+    known = await asyncio.to_thread(signature, watched) if since is None else since
+    while True:
+        await asyncio.sleep(interval)
+        seen = await asyncio.to_thread(signature, watched)
+        while seen != known:
+            await asyncio.sleep(min(SETTLE, interval))
+            before, seen = seen, await asyncio.to_thread(signature, watched)
+            if before == seen:
+                known = seen
+                yield known

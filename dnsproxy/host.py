@@ -1,0 +1,128 @@
+"""The addresses of this host, and each change of them, from the kernel by netlink.
+
+pyroute2's sockets do not run on a uvloop loop (docs/design/netlink.md), so they live on a thread of their
+own with a plain loop, and what they find is handed over to the caller's loop. A burst of events is one
+reading; a reading happens from time to time anyway, so that a lost event does no lasting harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
+
+from dnsproxy import addresses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+Addresses: TypeAlias = frozenset[bytes]
+
+LOOPBACK: Addresses = frozenset(map(addresses.from_text, ("127.0.0.1", "::1")))
+SETTLE = 0.1  # seconds in which further events join the same reading
+RECHECK = 60.0  # seconds after which the addresses are read without an event
+
+_GROUPS = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
+_DENIED = (OSError, NetlinkError)
+
+
+async def changes(say: Callable[[str], None]) -> AsyncIterator[Addresses]:
+    """Yield the packed addresses of this host, now and after each change, until closed.
+
+    Where netlink may not be used, `say` is told so once and the loopback addresses are all there is.
+    """
+    home = asyncio.get_running_loop()
+    found: asyncio.Queue[Addresses | Exception] = asyncio.Queue()
+    stopped: Future[None] = Future()
+
+    def report(item: Addresses | Exception) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed: nobody is left to tell
+            home.call_soon_threadsafe(found.put_nowait, item)
+
+    thread = threading.Thread(target=_run, args=(report, stopped), name="addresses", daemon=True)
+    thread.start()
+    known: Addresses | None = None
+    try:
+        while True:
+            item = await found.get()
+            if isinstance(item, Exception):
+                say(_lost(item, known))
+                item = known or LOOPBACK
+            if item != known:
+                known = item
+                yield item
+    finally:
+        with suppress(InvalidStateError):
+            stopped.set_result(None)
+        thread.join()
+
+
+def _lost(error: Exception, known: Addresses | None) -> str:
+    kept = (
+        "only loopback addresses count as this host" if known is None else "the last known ones stay in use"
+    )
+    return (
+        f"the addresses of this host cannot be read ({error}); {kept}. "
+        "Allow AF_NETLINK sockets, or give an Endpoint document with this host's addresses"
+    )
+
+
+def _run(report: Callable[[Addresses | Exception], None], stopped: Future[None]) -> None:
+    try:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(_follow(report, stopped))
+    except* _DENIED as group:
+        report(group.exceptions[0])
+
+
+async def _follow(report: Callable[[Addresses], None], stopped: Future[None]) -> None:
+    changed = asyncio.Event()
+    async with AsyncIPRoute() as route, AsyncIPRoute() as events, asyncio.TaskGroup() as tasks:
+        await events.bind(groups=_GROUPS)
+        steps = (_listen(events, changed), _report(route, changed, report))
+        running = [tasks.create_task(step) for step in steps]
+        await asyncio.wrap_future(stopped)
+        for task in running:
+            task.cancel()
+
+
+async def _listen(events: AsyncIPRoute, changed: asyncio.Event) -> None:
+    while True:
+        async for _ in events.get():
+            changed.set()
+
+
+async def _report(route: AsyncIPRoute, changed: asyncio.Event, report: Callable[[Addresses], None]) -> None:
+    while True:
+        changed.clear()
+        report(frozenset([_local(message) async for message in await route.get_addr()]))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), RECHECK)
+            await asyncio.sleep(SETTLE)
+
+
+def _local(message: object) -> bytes:
+    """Return our own end of an address message: on a point-to-point link IFA_ADDRESS is the other end."""
+    attribute = message.get_attr  # type: ignore[attr-defined] # pyroute2 has no types
+    return addresses.from_text(attribute("IFA_LOCAL") or attribute("IFA_ADDRESS"))
+
+
+def read() -> Addresses:
+    """Return the packed addresses of this host once, outside any event loop; loopback if that is denied."""
+    found: list[Addresses | Exception] = []
+    stopped: Future[None] = Future()
+
+    def report(item: Addresses | Exception) -> None:
+        found.append(item)
+        with suppress(InvalidStateError):
+            stopped.set_result(None)
+
+    _run(report, stopped)
+    first = found[0]
+    return LOOPBACK if isinstance(first, Exception) else first

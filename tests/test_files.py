@@ -1,0 +1,174 @@
+"""Files: reading policy folders, and noticing every way in which they change."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dnsproxy.errors import DocumentError
+from dnsproxy.files import changes, policy_files, read_policies, read_text, signature
+
+
+def test_policy_files_come_in_lexical_order_without_hidden_ones(tmp_path):
+    for name in ("20-b.yaml", "10-a.yml", ".swp.yaml", "notes.txt", "30-c.yaml~"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "folder.yaml").mkdir()
+    assert [path.name for path in policy_files(tmp_path)] == ["10-a.yml", "20-b.yaml"]
+
+
+def test_policies_are_read_as_utf_8_with_or_without_a_mark(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfa: \xc3\xa4")
+    assert read_policies(tmp_path) == [(str(tmp_path / "a.yaml"), "a: ä")]
+
+
+def test_every_unreadable_file_is_named_with_the_next_step(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"ok: \xff")
+    (tmp_path / "b.yaml").symlink_to(tmp_path / "gone")
+    (tmp_path / "c.yaml").write_text("fine: 1")
+    with pytest.raises(DocumentError) as caught:
+        read_policies(tmp_path)
+    first, second = map(str, caught.value.problems)
+    assert first == f"{tmp_path}/a.yaml: byte 5 is not UTF-8; save the file as UTF-8"
+    assert second.startswith(
+        f"{tmp_path}/b.yaml: cannot be read: No such file or directory; create it, or correct"
+    )
+
+
+def test_a_file_without_rights_says_for_whom_it_must_be_readable(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.touch(mode=0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)  # root reads everything
+    try:
+        with pytest.raises(
+            DocumentError, match=f"Permission denied; make it readable for user {os.geteuid()}"
+        ):
+            read_text(path)
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "No such file or directory; create it"),
+        (lambda path: path.touch(), "Not a directory; name a directory"),
+    ],
+)
+def test_a_policy_directory_that_is_none(tmp_path, make, message):
+    path = tmp_path / "policies.d"
+    make(path)
+    with pytest.raises(DocumentError, match=message):
+        policy_files(path)
+
+
+# -- change ---------------------------------------------------------------------------------------------
+
+
+def kubelet_volume(folder, version: str, texts: dict[str, str]) -> None:
+    """Lay out, or swap, a ConfigMap volume as kubelet does: data behind `..data`, names beside it."""
+    data = folder / f"..{version}"
+    data.mkdir()
+    for name, text in texts.items():
+        (data / name).write_text(text)
+    (folder / "..data_tmp").symlink_to(data.name)
+    (folder / "..data_tmp").rename(folder / "..data")
+    for name in texts:
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
+
+
+def replace(path, text):
+    path.with_suffix(".tmp").write_text(text)
+    path.with_suffix(".tmp").rename(path)
+
+
+CHANGES = {
+    "a line more": lambda folder: (folder / "a.yaml").write_text("one: 1\ntwo: 2\n"),
+    "the same size": lambda folder: (folder / "a.yaml").write_text("one: 2\n"),
+    "another file of the same text": lambda folder: replace(folder / "a.yaml", "one: 1\n"),
+    "a new file": lambda folder: (folder / "b.yaml").write_text(""),
+    "one file less": lambda folder: (folder / "a.yaml").unlink(),
+    "another name": lambda folder: (folder / "a.yaml").rename(folder / "c.yaml"),
+    "other rights": lambda folder: (folder / "a.yaml").chmod(0o600),
+    "the folder gone": lambda folder: folder.rename(folder.with_name("moved")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_signature_changes_with(tmp_path, change):
+    folder = tmp_path / "policies.d"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("one: 1\n")
+    os.utime(folder / "a.yaml", ns=(0, 0))
+    before = signature([folder])
+    assert signature([folder]) == before
+    change(folder)
+    assert signature([folder]) != before
+
+
+def test_files_that_are_no_policies_do_not_count(tmp_path):
+    before = signature([tmp_path])
+    (tmp_path / ".a.yaml.swp").write_text("")
+    (tmp_path / "README").write_text("")
+    assert signature([tmp_path]) == before
+
+
+def test_a_kubelet_swap_changes_the_signature_though_no_name_does(tmp_path):
+    kubelet_volume(tmp_path, "1", {"a.yaml": "one: 1\n"})
+    assert [path.name for path in policy_files(tmp_path)] == ["a.yaml"]
+    before = signature([tmp_path])
+    kubelet_volume(tmp_path, "2", {"a.yaml": "one: 1\n"})
+    assert signature([tmp_path]) != before
+    assert read_policies(tmp_path) == [(str(tmp_path / "a.yaml"), "one: 1\n")]
+
+
+def test_a_resolv_conf_behind_a_link_is_watched_at_its_real_place(tmp_path):
+    real, link = tmp_path / "stub-resolv.conf", tmp_path / "resolv.conf"
+    real.write_text("nameserver 192.0.2.1\n")
+    link.symlink_to(real)
+    before = signature([link])
+    replace(real, "nameserver 192.0.2.2\n")
+    assert signature([link]) != before
+
+
+async def test_each_change_is_yielded_once(tmp_path):
+    watching = changes([tmp_path], interval=0.001, since=signature([tmp_path]))
+    (tmp_path / "a.yaml").write_text("one: 1\n")
+    first = await anext(watching)
+    assert first == signature([tmp_path])
+    (tmp_path / "b.yaml").write_text("two: 2\n")
+    second = await anext(watching)
+    assert second == signature([tmp_path]) != first
+    await watching.aclose()
+
+
+async def test_a_change_between_reading_and_watching_is_not_lost(tmp_path):
+    seen = signature([tmp_path])
+    (tmp_path / "a.yaml").write_text("one: 1\n")
+    watching = changes([tmp_path], interval=0.001, since=seen)
+    assert await anext(watching) == signature([tmp_path])
+    await watching.aclose()
+
+
+async def test_a_file_that_is_still_being_written_waits_until_it_rests(tmp_path):
+    """Every look finds another file until the writer is done; only the finished one is reported."""
+    path = tmp_path / "a.yaml"
+    looks = iter(range(5))
+
+    class Folder(type(tmp_path)):
+        """A path that a writer adds a line to whenever somebody looks at it."""
+
+        def stat(self, **kwargs):
+            if next(looks, None) is not None:
+                with path.open("a") as file:
+                    file.write("- line\n")
+            return super().stat(**kwargs)
+
+    before = signature([tmp_path])
+    watching = changes([Folder(tmp_path)], interval=0.001, since=before)
+    await anext(watching)
+    assert path.read_text().count("line") == 5
+    await watching.aclose()

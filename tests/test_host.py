@@ -1,0 +1,120 @@
+"""The host's addresses: from a real kernel in a network namespace, and where netlink is denied."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from textwrap import dedent
+
+import pytest
+
+from dnsproxy import host
+
+# Denies AF_NETLINK as systemd's RestrictAddressFamilies does: socket() fails with EAFNOSUPPORT.
+DENY_NETLINK = """
+    import ctypes, platform, struct
+    number = {"x86_64": 41, "aarch64": 198}[platform.machine()]
+    program = [
+        (0x20, 0, 0, 0), (0x15, 0, 3, number),         # the system call: socket?
+        (0x20, 0, 0, 16), (0x15, 0, 1, 16),            # its first argument: AF_NETLINK?
+        (0x06, 0, 0, 0x00050000 | 97),                 # EAFNOSUPPORT
+        (0x06, 0, 0, 0x7FFF0000),                      # allow
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0             # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, filter, 0, 0) == 0        # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+"""
+
+WATCH = """
+    import asyncio, os
+    from contextlib import aclosing
+    from dnsproxy import addresses, host
+
+    async def main():
+        async with aclosing(host.changes(lambda text: print("SAY", text))) as found:
+            async for seen in found:
+                print(*sorted(map(addresses.to_text, seen)) or ["none"], flush=True)
+                if not step():
+                    return
+
+    def run():
+        if os.environ.get("DNSPROXY_LOOP") == "uvloop":
+            import uvloop
+            uvloop.run(main())
+        else:
+            asyncio.run(main())
+"""
+
+
+def run(script: str, *prefix: str) -> list[str]:
+    """Run a script in a process of its own, warnings as errors, and return what it printed."""
+    command = [*prefix, sys.executable, "-W", "error", "-c", script]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.kernel
+def test_each_change_of_the_addresses_is_seen():
+    steps = """
+        import subprocess
+        changes = [
+            "ip link set lo up",
+            "ip address add 192.0.2.9/32 dev lo",
+            "ip address add 2001:db8::9/128 dev lo",
+            "ip address add 192.0.2.1 peer 192.0.2.2 dev lo",
+            "ip address del 192.0.2.9/32 dev lo",
+        ]
+        def step():
+            if changes:
+                subprocess.run(changes.pop(0).split(), check=True)
+                return True
+        run()
+    """
+    assert run(dedent(WATCH) + dedent(steps), "unshare", "--net") == [
+        "none",
+        "127.0.0.1 ::1",
+        "127.0.0.1 192.0.2.9 ::1",
+        "127.0.0.1 192.0.2.9 2001:db8::9 ::1",
+        "127.0.0.1 192.0.2.1 192.0.2.9 2001:db8::9 ::1",
+        "127.0.0.1 192.0.2.1 2001:db8::9 ::1",
+    ]
+
+
+@pytest.mark.kernel
+def test_one_reading_finds_both_families():
+    script = "from dnsproxy import addresses, host; print(*sorted(map(addresses.to_text, host.read())))"
+    up = f"ip link set lo up && ip address add 192.0.2.9/32 dev lo && exec {sys.executable} -c '{script}'"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", up], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == "127.0.0.1 192.0.2.9 ::1\n"
+
+
+def test_without_netlink_there_is_loopback_and_one_word_about_it():
+    steps = """
+        def step():
+            return False
+        run()
+        print(host.read() == host.LOOPBACK)
+    """
+    printed = run(dedent(DENY_NETLINK) + dedent(WATCH) + dedent(steps))
+    assert printed[1:] == ["127.0.0.1 ::1", "True"]
+    assert printed[0].startswith("SAY the addresses of this host cannot be read ([Errno 97]")
+    assert "only loopback addresses count as this host" in printed[0]
+    assert "Allow AF_NETLINK" in printed[0]
+
+
+async def test_closing_ends_the_thread():
+    before = threading.active_count()
+    found = host.changes(pytest.fail)
+    assert await anext(found) >= host.LOOPBACK
+    assert threading.active_count() == before + 1
+    await found.aclose()
+    assert threading.active_count() == before
