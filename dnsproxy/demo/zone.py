@@ -208,7 +208,7 @@ class ZoneServer:
             transport.close()
 
     def _refresh(self) -> None:
-        """Compare the text itself: two changes in one tick of the file system's clock look alike in `stat`."""
+        """Compare the text itself: `stat` sees no two changes in one tick of the file system's clock."""
         try:
             text = self._read()
             if text != self._text:
