@@ -7,10 +7,20 @@ is judged by the IPv4 address that it embeds.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TypeAlias
+from bisect import bisect_right
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    collapse_addresses,
+    ip_address,
+    ip_network,
+)
+from typing import TypeAlias, TypeVar
 
 Network: TypeAlias = IPv4Network | IPv6Network
+_N = TypeVar("_N", IPv4Network, IPv6Network)
 
 _MAPPED = bytes(10) + b"\xff\xff"
 _NAT64 = bytes.fromhex("0064ff9b") + bytes(8)
@@ -22,8 +32,9 @@ NON_PUBLIC: tuple[Network, ...] = tuple(
         "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
         "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15",
         "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
-        "::/128", "::1/128", "::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16",
-        "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+        "::/128", "::1/128", "::/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23",
+        "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10",
+        "ff00::/8",
     )
 )  # fmt: skip
 
@@ -41,19 +52,42 @@ def judged(address: bytes) -> bytes:
 
 
 def inside(address: bytes, networks: tuple[Network, ...]) -> bool:
-    """Tell whether one of `networks` holds the address."""
+    """Tell whether one of `networks` holds the address. The cost grows with their number."""
     parsed = _parsed(address)
     return any(parsed in network for network in networks)
 
 
 def is_public(address: bytes) -> bool:
     """Tell whether an address can be that of a public service, judged by what it embeds."""
-    return not inside(judged(address), NON_PUBLIC)
+    address = judged(address)
+    first, last = _NON_PUBLIC_RANGES[len(address)]
+    at = bisect_right(first, address)
+    return not at or address > last[at - 1]
+
+
+def _ranges(networks: list[_N]) -> tuple[list[bytes], list[bytes]]:
+    """Return the first and the last addresses of networks, without overlaps, in ascending order.
+
+    Packed addresses of one family sort as their numbers do, so they need not become numbers.
+    """
+    merged = list(collapse_addresses(networks))
+    first = [network.network_address.packed for network in merged]
+    return first, [network.broadcast_address.packed for network in merged]
+
+
+# By the length of an address.
+_NON_PUBLIC_RANGES = {
+    4: _ranges([network for network in NON_PUBLIC if isinstance(network, IPv4Network)]),
+    16: _ranges([network for network in NON_PUBLIC if isinstance(network, IPv6Network)]),
+}
 
 
 def from_text(text: str) -> bytes:
-    """Return the packed form of an address in text; ValueError for anything else."""
-    return ip_address(text).packed
+    """Return the packed form of an address in text, a mapped one unmapped; ValueError for anything else.
+
+    A zone, as in `fe80::1%eth0`, is no part of the address and left out.
+    """
+    return unmapped(ip_address(text).packed)
 
 
 def to_text(address: bytes) -> str:

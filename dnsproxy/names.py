@@ -33,17 +33,30 @@ def from_labels(parts: list[bytes]) -> bytes:
 def from_text(text: str) -> bytes:
     """Return the lower-cased wire form of a plain dotted name, with or without its final dot.
 
-    Raises ValueError with a sentence for a person: an empty or long label, a long name, an escape.
+    Raises ValueError with a sentence for a person: an empty or long label, a long name, an escape, a
+    space, a letter outside ASCII.
     """
     if text == ".":
         return ROOT
-    parts = [part.encode("ascii", "strict") for part in text.removesuffix(".").lower().split(".")]
-    if any(not 1 <= len(part) <= MAX_LABEL for part in parts):
-        raise ValueError(f"{text!r} has an empty label or one of more than {MAX_LABEL} characters")
+    if odd := next((char for char in text if not "!" <= char <= "~" or char == "\\"), None):
+        raise ValueError(f"{text!r} has the character {odd!r} in it; {_advice(odd)}")
+    parts = text.lower().encode().removesuffix(b".").split(b".")
+    if not all(parts):
+        raise ValueError(f"{text!r} has an empty label: a name is labels with single dots between them")
+    if long := next((part for part in parts if len(part) > MAX_LABEL), None):
+        raise ValueError(f"{text!r} has a label of {len(long)} characters; {MAX_LABEL} is the most")
     wire = from_labels(parts)
     if len(wire) > MAX_NAME:
-        raise ValueError(f"{text!r} is longer than {MAX_NAME} octets on the wire")
+        raise ValueError(f"{text!r} takes {len(wire)} octets on the wire; {MAX_NAME} is the most")
     return wire
+
+
+def _advice(odd: str) -> str:
+    if not odd.isascii():
+        return "write an international name in its ASCII form, which starts with xn--"
+    if odd == "\\":
+        return "write the name without escapes"
+    return "write the name without spaces and control characters"
 
 
 def to_text(name: bytes) -> str:
@@ -52,7 +65,9 @@ def to_text(name: bytes) -> str:
 
 
 def _label_text(label: bytes) -> str:
-    return "".join(_byte_text(byte) for byte in label)
+    if _PLAIN.issuperset(label):
+        return label.decode()
+    return "".join(map(_byte_text, label))
 
 
 def _byte_text(byte: int) -> str:
