@@ -31,6 +31,6 @@ USER dnsproxy
 STOPSIGNAL SIGTERM
 # Any answer at all means that it serves: the root name needs no permission to be denied.
 HEALTHCHECK --interval=30s --timeout=3s --start-period=5s \
-    CMD ["python", "-c", "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.sendto(bytes.fromhex('2a2a01000001000000000000' '0000010001'), ('127.0.0.1', 53)); assert s.recv(512)[:2] == b'**'"]
+    CMD ["python", "-c", "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('127.0.0.1', 53)); s.send(bytes.fromhex('2a2a01000001000000000000' '0000010001')); assert s.recv(512)[:2] == b'**'"]
 ENTRYPOINT ["dnsproxy"]
 CMD ["run", "--config", "/etc/dnsproxy/dnsproxy.yaml"]
