@@ -35,7 +35,7 @@ _FORMERR, _NOTIMP = 1, 4
 _log = logging.getLogger(__name__)
 
 Labels: TypeAlias = tuple[bytes, ...]  # of a name, lower-cased, leftmost first
-Report: TypeAlias = "Callable[[str], None]"  # told of each query, as "udp www.demo.test. AAAA"
+Say: TypeAlias = "Callable[[str], None]"
 
 
 class Zone(NamedTuple):
@@ -170,11 +170,13 @@ def _sized(reply: Any, query: Any, *, stream: bool) -> bytes:  # noqa: ANN401 - 
 class ZoneServer:
     """A zone file that is being served. `serve` makes it."""
 
-    def __init__(self, path: Path, report: Report) -> None:
+    def __init__(self, path: Path, say: Say, report: Say) -> None:
         self._path = path
+        self._say = say
         self._report = report
         self._text = self._read()
         self._zone = read(self._text, str(path))
+        self._complained = False
         self._open: set[asyncio.BaseTransport] = set()
         self._server: asyncio.Server | None = None
 
@@ -215,7 +217,11 @@ class ZoneServer:
                 self._text = text
                 self._zone = read(text, str(self._path))
         except DocumentError as error:
-            _log.warning("%s; still serving what was there before", error)
+            if not self._complained:
+                self._say(f"{error}; still serving what was there before")
+            self._complained = True
+        else:
+            self._complained = False
 
     def _read(self) -> str:
         try:
@@ -301,12 +307,15 @@ def _bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
     return made
 
 
-async def serve(path: Path, host: str, port: int, report: Report = lambda _: None) -> tuple[int, ZoneServer]:
+async def serve(
+    path: Path, host: str, port: int, say: Say = _log.warning, report: Say = lambda _: None
+) -> tuple[int, ZoneServer]:
     """Serve a zone file over UDP and TCP; return the port (for 0 a free one) and the server, to be closed.
 
+    `say` is told once when the file stops being a zone, `report` of each query (`udp www.demo.test. AAAA`).
     DocumentError: the file is no zone. NetworkError: the address is not to be had.
     """
-    server = ZoneServer(path, report)
+    server = ZoneServer(path, say, report)
     datagrams, streams = open_sockets(host, port)
     await server.listen(datagrams, streams)
     return int(datagrams.getsockname()[1]), server
@@ -328,7 +337,7 @@ async def _run(path: Path, listen: list[SocketAddress]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    servers = [(await serve(path, address, port, _print))[1] for address, port in listen]
+    servers = [(await serve(path, address, port, report=_print))[1] for address, port in listen]
     _print(f"listening on {', '.join(map(str, listen))}")
     await stop.wait()
     for server in servers:
