@@ -279,9 +279,11 @@ def _read_name(wire: bytes, at: int, names: _Names) -> tuple[bytes, int]:
     after = 0
     while (name := names.get(at)) is None:
         start = at
-        while 0 < (length := wire[at]) < 64:
+        while 0 < (length := wire[at]) < 64 and (at == start or at not in names):
             at += 1 + length
         runs.append((start, wire[start:at]))
+        if at in names:
+            continue
         behind = at + 2 if length else at + 1
         if behind > limit or 0 < length < _POINTER:
             raise FormError(f"octet {at}: neither a label nor a pointer to a name before it")
