@@ -2,15 +2,19 @@
 
 import re
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dnsproxy import config
 from dnsproxy.endpoints import HOST_LABEL, Endpoint, EndpointTable, built_in_host
 from dnsproxy.errors import DnsproxyError
+from dnsproxy.files import read_policies
 from dnsproxy.namemanager import commands, template
 from dnsproxy.namemanager.elements import VERSIONS, endpoint_set
+from dnsproxy.rules.policy import load
 
 
 def endpoint(name, *prefixes):
@@ -172,3 +176,21 @@ def test_forward_and_proxy_agree_on_who_is_who(claims, last):
     owner = table.find(address.packed)
     expected = owner and f"ep.{owner.namespace}.{owner.name}"
     assert jump(template.forward(table, set()), address) == expected
+
+
+CONFIG = Path(__file__).parent.parent.parent / "config"
+SAMPLES = {
+    "forward": lambda table, keys, port: template.forward(table, keys),
+    "output": lambda table, keys, port: template.output(table, keys),
+    "redirect": lambda table, keys, port: template.redirect(table, port=port),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_samples_are_what_comes_of_the_sample_documents(name):
+    """With one difference: output.nft shows a host that a policy selects, which none of them does."""
+    settings = config.read((CONFIG / "dnsproxy.yaml").read_text(), "dnsproxy.yaml")
+    table, _ = load(read_policies(CONFIG / settings.policy.directory))
+    keys = {endpoint.key for endpoint in table.endpoints}
+    expected = SAMPLES[name](table, keys, settings.listen[0].port)
+    assert (CONFIG / "nftables" / f"{name}.nft").read_text() == expected
