@@ -20,7 +20,7 @@ from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 from dnsproxy import addresses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
 Addresses: TypeAlias = frozenset[bytes]
 
@@ -32,7 +32,7 @@ _GROUPS = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
 _DENIED = (OSError, NetlinkError)
 
 
-async def changes(say: Callable[[str], None]) -> AsyncIterator[Addresses]:
+async def changes(say: Callable[[str], None]) -> AsyncGenerator[Addresses, None]:
     """Yield the packed addresses of this host, now and after each change, until closed.
 
     Where netlink may not be used, `say` is told so once and the loopback addresses are all there is.

@@ -79,7 +79,7 @@ class Server:
 
     def _pause(self) -> float:
         doublings = min(self.failures - FAILURES, 6)
-        return min(FIRST_PAUSE * 2**doublings, LONGEST_PAUSE)
+        return min(FIRST_PAUSE * 2.0**doublings, LONGEST_PAUSE)
 
 
 class Channel:

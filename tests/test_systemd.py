@@ -28,8 +28,12 @@ def test_passed_sockets_are_taken_once():
         shell = f'exec 3<&{sock.fileno()}; exec "$0" -c "$1"'
         done = subprocess.run(
             ["/bin/bash", "-c", shell, sys.executable, CHILD],
-            env={**os.environ, "LISTEN_FDS": "1"}, pass_fds=[sock.fileno()], capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            env={**os.environ, "LISTEN_FDS": "1"},
+            pass_fds=[sock.fileno()],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stdout.strip() == f"[{sock.getsockname()}] False"
 
 

@@ -1,0 +1,435 @@
+"""The composition root: builds every object, starts every task, and handles signals and reloads.
+
+Nothing answers before everything stands: texts checked, addresses bound, the kernel's sets read back and
+repaired. What fails on the way is one message and an exit code, and nothing is left half done.
+
+One TaskGroup holds all tasks. A reload reads and checks all texts, in a thread since a long list takes a
+second, before it swaps anything; with any fault the running policy stays, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, aclosing
+from socket import SOCK_DGRAM
+from time import CLOCK_MONOTONIC, clock_gettime_ns
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from dnsproxy import config as settings
+from dnsproxy import files, host, logs, names
+from dnsproxy.cache.gc import Caches, Collector
+from dnsproxy.demo import zone
+from dnsproxy.errors import DocumentError, KernelError, RightsError
+from dnsproxy.events import EventWriter, Ring
+from dnsproxy.exchange import Exchange
+from dnsproxy.namemanager.manager import NameManager
+from dnsproxy.namemanager.nft import NftSets
+from dnsproxy.namemanager.plan import Plan
+from dnsproxy.namemanager.show import ShowSets
+from dnsproxy.rules.policy import load
+from dnsproxy.servers import FAILURES, Routes, Server
+from dnsproxy.systemd import notify, passed_sockets
+from dnsproxy.transport.tcp import Streams, TcpListener, open_tcp
+from dnsproxy.transport.udp import UdpListener, open_udp
+from dnsproxy.transport.upstream import Upstreams
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from dnsproxy.config import Config, SocketAddress
+    from dnsproxy.endpoints import EndpointTable
+    from dnsproxy.namemanager.manager import Sets
+    from dnsproxy.rules.policy import Policy
+
+TICK = 0.05  # seconds between two looks at what is overdue
+PATIENCE = 2.0  # seconds that a stop waits for queries in flight
+
+log = structlog.get_logger("dnsproxy")
+
+
+def run(config: Config, *, config_path: Path) -> int:
+    """Run the proxy until it is told to stop; return the exit code."""
+    logs.configure(config.log.level, config.log.format)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, config_path))
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Choose uvloop where it is installed. DNSPROXY_LOOP=asyncio leaves it aside, for comparison."""
+    if os.environ.get("DNSPROXY_LOOP") == "asyncio":
+        return asyncio.new_event_loop
+    try:
+        import uvloop  # noqa: PLC0415 - an optional part
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+async def _serve(config: Config, path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        seen = files.signature([config.policy.directory])
+        endpoints, policy = load_policy(config)
+        local_addresses = await stack.enter_async_context(aclosing(host.changes(log.warning)))
+        local = await anext(local_addresses)
+        settings.check_loops(config, local)
+        listening = _open_listeners(config, stack)
+        upstream = UpstreamSource(config, local)
+        await upstream.start(stack)
+        sets = await _open_sets(config)
+        proxy = Proxy(config, path, sets, endpoints, policy, upstream, local)
+        await proxy.run(listening, local_addresses, seen)
+
+
+def load_policy(config: Config) -> tuple[EndpointTable, Policy]:
+    """Read and check all policy files; DocumentError names every fault of every file."""
+    texts = files.read_policies(config.policy.directory)
+    return load(texts, enforcement=config.policy.enforcement)
+
+
+def _open_listeners(config: Config, stack: AsyncExitStack) -> list[socket.socket]:
+    """Return bound sockets, a datagram and a stream one for each address, or those that systemd passed."""
+    sockets = passed_sockets()
+    if not sockets:
+        for address, port in config.listen:
+            for opened in (open_udp, open_tcp):
+                sockets.append(opened(address, port))
+                stack.callback(sockets[-1].close)
+    return sockets
+
+
+async def _open_sets(config: Config) -> Sets:
+    """Return the backend, with the right to use it proven."""
+    if config.sets.backend == "show":
+        return ShowSets(_show)
+    try:
+        sets = NftSets()
+        await sets.ensure(())
+    except (RightsError, KernelError) as error:
+        if config.sets.backend == "nft":
+            raise
+        log.warning("set changes are shown, not made", reason=str(error))
+        return ShowSets(_show)
+    return sets
+
+
+def _show(command: str) -> None:
+    print(command, flush=True)
+
+
+class UpstreamSource:
+    """Where the upstream servers are read from: the settings, a resolv.conf, or a zone served right here."""
+
+    def __init__(self, config: Config, local: frozenset[bytes]) -> None:
+        self.local = local
+        self._config = config
+        self._known: dict[SocketAddress, Server] = {}
+        self._zone: SocketAddress | None = None
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start the built-in zone server, where the settings ask for one."""
+        path = self._config.upstream.zone
+        if path is not None:
+            port, server = await zone.serve(path, "127.0.0.1", 0, log.warning)
+            stack.callback(server.close)
+            self._zone = settings.SocketAddress("127.0.0.1", port)
+
+    def watched(self) -> list[Path]:
+        """Return the file that is followed, if one is."""
+        upstream = self._config.upstream
+        follows = self._zone is None and not upstream.servers and upstream.resolv_conf is not None
+        return [upstream.resolv_conf] if follows and upstream.resolv_conf else []
+
+    def routes(self, config: Config) -> Routes:
+        """Return the servers as the settings and files say now; DocumentError if there is none."""
+        self._config = config
+        default = [self._zone] if self._zone else list(config.upstream.servers) or self._from_file(config)
+        routes = {names.from_text(suffix): servers for suffix, servers in config.upstream.routes.items()}
+        wanted = dict.fromkeys([*default, *(server for servers in routes.values() for server in servers)])
+        self._known = {address: self._known.get(address) or Server(*address) for address in wanted}
+        return Routes(
+            [self._known[address] for address in default],
+            {suffix: [self._known[address] for address in servers] for suffix, servers in routes.items()},
+        )
+
+    def _from_file(self, config: Config) -> list[SocketAddress]:
+        path = config.upstream.resolv_conf
+        if path is None:
+            return []
+        servers, notes = settings.resolv_conf(files.read_text(path), str(path), config.listen, self.local)
+        for note in notes:
+            log.warning("resolv.conf", note=str(note))
+        if not servers and not config.upstream.routes:
+            message = f"{path} names no server but ourselves; set `upstream.servers` to the servers to ask"
+            raise DocumentError([config.problem(("upstream", "resolv_conf"), message)])
+        return servers
+
+
+class Proxy:
+    """The running proxy: what was built, and how it changes."""
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        sets: Sets,
+        endpoints: EndpointTable,
+        policy: Policy,
+        upstream: UpstreamSource,
+        local: frozenset[bytes],
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._upstream = upstream
+        self._endpoints = endpoints.with_host_addresses(local)
+        self._policy = policy
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[UdpListener | TcpListener] = []
+        self._reload = asyncio.Event()
+        self._stop = asyncio.Event()
+        routes = upstream.routes(config)
+        self._ring = Ring() if config.events.file else None
+        self._writer: EventWriter | None = None
+        caches = Caches(
+            minimum_ttl=config.cache.minimum_ttl,
+            addresses_per_name=config.cache.addresses_per_name,
+            names_per_endpoint=config.cache.names_per_endpoint,
+        )
+        plan = Plan(
+            policy,
+            self._endpoints,
+            caches=caches,
+            table=config.sets.table,
+            private=tuple(config.policy.private),
+        )
+        self.manager = NameManager(
+            plan,
+            sets,
+            Collector(caches),
+            release=config.sets.on_timeout == "release",
+            repair_interval=config.sets.repair_interval,
+            gc_interval=config.cache.gc_interval,
+        )
+        self.exchange = Exchange(
+            endpoints=self._endpoints,
+            policy=policy,
+            routes=routes,
+            plan=plan,
+            waiting=self.manager,
+            timeout=config.upstream.timeout,
+            attempt=config.upstream.attempt,
+            hold=config.sets.hold,
+            deny=config.policy.deny,
+            deny_ttl=config.policy.deny_ttl,
+            strip=config.policy.strip_private,
+            queries=config.limits.queries,
+            queries_per_client=config.limits.queries_per_client,
+            alias_ttl=config.cache.minimum_ttl,
+            events=self._ring,
+        )
+        self.upstreams = Upstreams(
+            tuple(routes), self.exchange, self._loop, config.upstream.sockets, config.upstream.mark
+        )
+        self._routes = routes
+
+    async def run(
+        self,
+        sockets: list[socket.socket],
+        local_addresses: AsyncIterator[frozenset[bytes]],
+        seen: files.Signature,
+    ) -> None:
+        """Serve until a signal says stop; then finish what is in flight."""
+        self._handle_signals()
+        if self._config.events.file is not None and self._ring is not None:
+            self._writer = EventWriter(
+                self._ring, self._config.events.file, rate=self._config.events.rate, say=log.warning
+            )
+        async with asyncio.TaskGroup() as tasks:
+            steps = {
+                "sets": self.manager.run(),
+                "clock": self._keep_time(),
+                "reload": self._reload_when_told(),
+                "policies": self._follow_policies(seen),
+                "upstreams": self._follow_upstreams(),
+                "addresses": self._follow_addresses(local_addresses),
+                "health": self._watch_servers(),
+            }
+            running = [tasks.create_task(step, name=name) for name, step in steps.items()]
+            await self._until_enforcing()
+            await self._listen(sockets)
+            log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
+            notify("READY=1")
+            await self._stop.wait()
+            await self._wind_down()
+            for task in running:
+                task.cancel()
+        await self._close()
+
+    def _handle_signals(self) -> None:
+        handlers = {
+            signal.SIGHUP: self._reload.set,
+            signal.SIGUSR1: self._tell,
+            signal.SIGUSR2: self._reopen,
+            signal.SIGTERM: self._stop.set,
+            signal.SIGINT: self._stop.set,
+        }
+        for number, handler in handlers.items():
+            self._loop.add_signal_handler(number, handler)
+
+    async def _until_enforcing(self) -> None:
+        """Wait for the first repair; where the kernel refuses, start all the same, which fails closed."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.manager.ready.wait()
+        except TimeoutError:
+            log.warning("the sets are not enforced yet; allowed names are answered SERVFAIL until they are")
+
+    async def _listen(self, sockets: list[socket.socket]) -> None:
+        limits = self._config.limits
+        streams = Streams(
+            connections=limits.tcp_connections,
+            per_client=limits.tcp_connections_per_client,
+            idle=limits.tcp_idle,
+        )
+        for sock in sockets:
+            if sock.type == SOCK_DGRAM:
+                self._listeners.append(UdpListener(sock, self.exchange, self._loop))
+            else:
+                listener = TcpListener(sock, self.exchange, self._loop, streams)
+                await listener.start()
+                self._listeners.append(listener)
+
+    async def _wind_down(self) -> None:
+        """Take no more queries, and answer those that were taken."""
+        notify("STOPPING=1")
+        for listener in self._listeners:
+            listener.drain()
+        until = self._loop.time() + PATIENCE
+        while self.exchange.flying or self.manager.status()["waiting"]:
+            await asyncio.sleep(TICK)
+            if self._loop.time() > until:
+                break
+
+    async def _close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await self.upstreams.close()
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.stop)
+        log.info("stopped; the sets stay as they are")
+
+    # -- tasks ------------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        """End what is overdue."""
+        while True:
+            await asyncio.sleep(TICK)
+            for sink, wire, peer in self.exchange.expire(self._loop.time()):
+                sink.send(wire, peer)
+
+    async def _watch_servers(self) -> None:
+        """Say once when a server stops answering, and once when it is back."""
+        silent: set[Server] = set()
+        while True:
+            await asyncio.sleep(1.0)
+            now = {server for server in self._routes if server.failures >= FAILURES}
+            for server in now - silent:
+                log.warning("upstream does not answer; others are asked first", server=str(server))
+            for server in silent - now:
+                log.info("upstream answers again", server=str(server))
+            silent = now
+
+    async def _follow_policies(self, seen: files.Signature) -> None:
+        async for _ in files.changes([self._config.policy.directory], since=seen):
+            await self._swap_policy(self._config)
+
+    async def _follow_upstreams(self) -> None:
+        if watched := self._upstream.watched():
+            async for _ in files.changes(watched):
+                await self._swap_upstreams(self._config)
+
+    async def _follow_addresses(self, local_addresses: AsyncIterator[frozenset[bytes]]) -> None:
+        async for local in local_addresses:
+            self._upstream.local = local
+            self._endpoints = self._endpoints.with_host_addresses(local)
+            self.exchange.set_policy(self._policy, self._endpoints)
+
+    async def _reload_when_told(self) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            notify("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
+            await self._reload_all()
+            notify("READY=1")
+
+    # -- reload -----------------------------------------------------------------------------------------
+
+    async def _reload_all(self) -> None:
+        """Read the settings and everything that they name again; what needs a restart is said."""
+        try:
+            text = files.read_text(self._path)
+            config = settings.read(text, str(self._path))
+            settings.check_loops(config, self._upstream.local)
+        except DocumentError as error:
+            self._keep("settings", error)
+            return
+        if fixed := _needs_restart(self._config, config):
+            log.warning("these settings take effect at the next start", settings=fixed)
+        config = self._config.model_copy(update={"upstream": config.upstream, "policy": config.policy})
+        if await self._swap_policy(config) and await self._swap_upstreams(config):
+            self._config = config
+
+    async def _swap_policy(self, config: Config) -> bool:
+        """Put the policy files into force, all or nothing."""
+        try:
+            endpoints, policy = await asyncio.to_thread(load_policy, config)
+        except DocumentError as error:
+            self._keep("policy", error)
+            return False
+        self._policy, self._endpoints = policy, endpoints.with_host_addresses(self._upstream.local)
+        self.manager.policy_changed(policy, self._endpoints)
+        self.exchange.set_policy(policy, self._endpoints)
+        log.info("policy in force", **self._summary())
+        return True
+
+    async def _swap_upstreams(self, config: Config) -> bool:
+        try:
+            routes = self._upstream.routes(config)
+        except DocumentError as error:
+            self._keep("upstreams", error)
+            return False
+        self._routes = routes
+        self.upstreams.update(tuple(routes))
+        self.exchange.set_routes(routes)
+        log.info("upstreams in force", servers=[str(server) for server in routes])
+        return True
+
+    @staticmethod
+    def _keep(what: str, error: DocumentError) -> None:
+        log.error(
+            f"the {what} that are running are not those in the files, which have faults", faults=str(error)
+        )
+
+    # -- what is told -----------------------------------------------------------------------------------
+
+    def _summary(self) -> dict[str, Any]:
+        return {"endpoints": len(self._endpoints.endpoints), "selectors": len(self._policy.selectors)}
+
+    def _tell(self) -> None:
+        log.info("statistics", queries=self.exchange.counts, sets=self.manager.status(), **self._summary())
+
+    def _reopen(self) -> None:
+        if self._writer is not None:
+            self._writer.reopen()
+
+
+def _needs_restart(running: Config, wanted: Config) -> list[str]:
+    """Name the sections that differ and are not read again while running."""
+    fixed = ("listen", "cache", "sets", "limits", "events", "log")
+    return [section for section in fixed if getattr(running, section) != getattr(wanted, section)]

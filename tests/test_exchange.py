@@ -1,0 +1,460 @@
+"""The exchange on real policy, plan and caches; the world is a few lists of what was sent where."""
+
+from __future__ import annotations
+
+import dns.flags
+import dns.message
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import make_plan
+
+from dnsproxy.addresses import from_text as address
+from dnsproxy.exchange import Exchange
+from dnsproxy.namemanager.plan import Hold
+from dnsproxy.names import from_text
+from dnsproxy.rules.policy import load
+from dnsproxy.servers import FAILURES, Channel, Routes, Server
+
+DOCUMENTS = """
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: ci, labels: {app: ci}}
+spec: {addresses: [192.0.2.10, "2001:db8::10"]}
+---
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: strict, labels: {app: ci}}
+spec: {addresses: [192.0.2.20], denyReply: refused}
+---
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: ci}
+spec:
+  endpointSelector: {matchLabels: {app: ci}}
+  allow:
+  - {name: www.example.com, ports: [443]}
+  - {name: alias.example.com, ports: [443], cnames: true}
+  - {name: inside.example.com, ports: [443], cidrs: [10.0.0.0/8]}
+  resolve: ["*.lookup.test"]
+"""
+NARROWER = DOCUMENTS.replace("www.example.com", "other.example.com")
+CI, STRICT, STRANGER = address("192.0.2.10"), address("192.0.2.20"), address("192.0.2.99")
+
+
+class Sent(list):
+    """A sink that remembers what it was given."""
+
+    def send(self, wire, peer):
+        self.append((wire, peer))
+
+
+class Line:
+    """The sink of an upstream channel: what is sent goes into the log of all channels, in order."""
+
+    def __init__(self, log):
+        self.log = log
+        self.channel = None
+
+    def send(self, wire, peer):
+        assert peer is None
+        self.log.append((self.channel, dns.message.from_wire(wire)))
+
+
+class World:
+    """One exchange with two upstream servers of two sockets and a stream each."""
+
+    def __init__(self, servers=2, **settings):
+        self.endpoints, self.policy = load([("policies.yaml", DOCUMENTS)], enforcement="default")
+        self.plan = make_plan(self.endpoints, self.policy)
+        self.client, self.waiting, self.events = Sent(), Sent(), []
+        self.servers = [Server(f"198.51.100.{number + 1}") for number in range(servers)]
+        self.log = []
+        for server in self.servers:
+            server.udp = [self.channel(server, stream=False) for _ in range(2)]
+            server.tcp = self.channel(server, stream=True)
+        self.exchange = Exchange(
+            endpoints=self.endpoints, policy=self.policy, routes=Routes(self.servers, {}), plan=self.plan,
+            waiting=self.waiting, events=self.events, **settings,
+        )  # fmt: skip
+
+    def channel(self, server, *, stream):
+        line = Line(self.log)
+        line.channel = Channel(server, line, stream=stream)
+        return line.channel
+
+    def ask(self, text, qtype="A", source=CI, now=100.0, *, stream=False, **options):
+        query = dns.message.make_query(text, qtype, **options)
+        self.act(self.exchange.query(query.to_wire(), source, self.client, "peer", now, stream=stream))
+        return query
+
+    def act(self, action):
+        if action is not None:
+            sink, wire, peer = action
+            sink.send(wire, peer)
+
+    def upstream(self, server=0, *, stream=False):
+        """Every (channel, message) that went to a server, in the order of sending."""
+        return [
+            (channel, query)
+            for channel, query in self.log
+            if channel.server is self.servers[server] and channel.stream is stream
+        ]
+
+    def answer(self, records, server=0, rcode=0, now=100.1, *, stream=False, edit=lambda wire: wire):
+        channel, query = self.upstream(server, stream=stream)[-1]
+        response = dns.message.make_response(query)
+        response.set_rcode(rcode)
+        response.answer = [dns.rrset.from_text(*record) for record in records]
+        self.act(self.exchange.answer(channel, edit(response.to_wire()), now))
+
+    def replies(self):
+        return [dns.message.from_wire(wire) for wire, _ in self.client]
+
+    def acknowledge(self):
+        """Play the writer: apply what is waited for and let the answers go."""
+        for wire, hold in self.waiting:
+            self.plan.acknowledged((), hold.elements)
+            hold.sink.send(wire, hold.peer)
+        self.waiting.clear()
+
+
+WWW = [("www.example.com.", 60, "IN", "A", "93.184.216.34")]
+
+
+def test_an_allowed_query_goes_upstream_under_an_id_of_our_own_and_nothing_else_changes():
+    world = World(entropy=lambda size: b"\xab\xcd" * (size // 2))
+    query = world.ask("WwW.example.com", use_edns=0, payload=4096, want_dnssec=True)
+    [(_, sent)] = world.upstream()
+    assert sent.id == 0xABCD
+    assert sent.to_wire()[2:] == query.to_wire()[2:]
+
+
+def test_an_answer_is_held_until_its_elements_are_applied_and_then_comes_byte_for_byte():
+    world = World()
+    query = world.ask("www.example.com")
+    world.answer(WWW)
+    assert world.client == []
+    [(wire, hold)] = world.waiting
+    assert isinstance(hold, Hold)
+    assert {element.spec.name for element in hold.elements} == {"ep.default.ci.port4"}
+    world.acknowledge()
+    [(reply, peer)] = world.client
+    assert peer == "peer"
+    assert reply == wire
+    assert dns.message.from_wire(reply).id == query.id
+    assert dns.message.from_wire(reply).answer[0].to_text() == "www.example.com. 60 IN A 93.184.216.34"
+
+
+def test_a_known_address_is_released_at_once():
+    world = World()
+    world.ask("www.example.com")
+    world.answer(WWW)
+    world.acknowledge()
+    world.ask("www.example.com", now=101.0)
+    world.answer(WWW, now=101.1)
+    assert world.waiting == []
+    assert len(world.client) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("qtype", ["A", "AAAA", "TXT", "PTR", "HTTPS", "ANY", "TYPE65400"])
+def test_a_denied_name_causes_no_upstream_packet_for_any_type(qtype, stream):
+    world = World()
+    world.ask("denied.example.net", qtype, stream=stream)
+    [reply] = world.replies()
+    assert reply.rcode() == dns.rcode.NXDOMAIN
+    assert reply.authority[0].rdtype == dns.rdatatype.SOA
+    assert world.log == []
+
+
+def test_a_denial_is_refused_where_the_endpoint_says_so():
+    world = World()
+    world.ask("denied.example.net", source=STRICT)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.REFUSED]
+
+
+def test_a_denial_tells_the_reason_to_a_client_with_opt():
+    world = World()
+    world.ask("denied.example.net", use_edns=0)
+    [reply] = world.replies()
+    [option] = reply.options
+    assert "default/ci" in option.text
+
+
+def test_an_unknown_client_is_refused_and_teaches_nothing():
+    world = World()
+    world.ask("www.example.com", source=STRANGER)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.REFUSED]
+    assert world.upstream() == []
+    assert world.exchange.flying == 0
+
+
+def _wrong_id(wire):
+    return bytes((wire[0] ^ 1, *wire[1:]))
+
+
+def _wrong_type(wire):
+    at = wire.index(b"\x03com\x00") + 5
+    return wire[:at] + b"\x00\x1c" + wire[at + 2 :]
+
+
+def _query_bit(wire):
+    return wire[:2] + bytes((wire[2] & 0x7F,)) + wire[3:]
+
+
+@pytest.mark.parametrize("edit", [_wrong_id, _wrong_type, _query_bit, lambda wire: wire[:12], lambda _: b""])
+def test_what_is_not_the_answer_is_dropped_and_the_wait_goes_on(edit):
+    world = World()
+    world.ask("www.example.com")
+    world.answer(WWW, edit=edit)
+    assert (world.client, world.waiting, world.exchange.counts["strays"]) == ([], [], 1)
+    world.answer(WWW)
+    assert len(world.waiting) == 1
+
+
+def test_an_answer_on_another_socket_is_dropped():
+    world = World()
+    world.ask("www.example.com")
+    [(channel, query)] = world.upstream()
+    [other] = [other for other in world.servers[0].udp if other is not channel]
+    response = dns.message.make_response(query)
+    assert world.exchange.answer(other, response.to_wire(), 100.1) is None
+    assert world.exchange.counts["strays"] == 1
+
+
+def test_an_answer_that_changes_the_case_of_the_question_is_the_answer():
+    world = World()
+    world.ask("www.example.com")
+    world.answer([], edit=lambda wire: wire.replace(b"\x03www", b"\x03WWW"))
+    assert len(world.client) == 1
+
+
+def test_an_answer_counts_once():
+    world = World()
+    world.ask("a.lookup.test")
+    world.answer([])
+    world.answer([])
+    assert len(world.client) == 1
+
+
+@pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
+def test_a_servfail_or_refused_goes_to_the_next_server_and_the_last_is_passed_on(rcode):
+    world = World()
+    query = world.ask("www.example.com")
+    world.answer([], rcode=rcode)
+    assert world.client == []
+    world.answer([], server=1, rcode=rcode)
+    assert [(reply.id, reply.rcode()) for reply in world.replies()] == [(query.id, rcode)]
+
+
+def test_nxdomain_is_final():
+    world = World()
+    world.ask("www.example.com")
+    world.answer([], rcode=dns.rcode.NXDOMAIN)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.NXDOMAIN]
+    assert world.upstream(1) == []
+
+
+def test_a_silent_server_is_followed_by_the_next_and_both_may_answer():
+    world = World(attempt=1.0)
+    world.ask("www.example.com")
+    assert world.exchange.expire(100.9) == []
+    for action in world.exchange.expire(101.0):
+        world.act(action)
+    assert len(world.upstream(1)) == 1
+    world.answer(WWW, server=0, now=101.2)
+    assert len(world.waiting) == 1
+    world.answer(WWW, server=1, now=101.3)
+    assert world.exchange.counts["strays"] == 1
+
+
+def test_one_budget_over_all_servers_then_servfail_and_nothing_is_left_behind():
+    world = World(attempt=1.0, timeout=3.5)
+    query = world.ask("www.example.com", use_edns=0)
+    for tick in range(101, 106):
+        for action in world.exchange.expire(float(tick)):
+            world.act(action)
+    [reply] = world.replies()
+    assert (reply.id, reply.rcode()) == (query.id, dns.rcode.SERVFAIL)
+    assert len(world.upstream(0)) + len(world.upstream(1)) == 4
+    assert world.exchange.flying == 0
+    assert not any(channel.pending for server in world.servers for channel in server.udp)
+
+
+def test_a_servfail_heard_earlier_is_passed_on_when_the_others_stay_silent():
+    world = World(attempt=1.0, timeout=2.0)
+    world.ask("www.example.com")
+    world.answer(
+        [], rcode=dns.rcode.SERVFAIL, edit=lambda wire: wire[:3] + bytes((wire[3] | 0x20,)) + wire[4:]
+    )
+    for tick in (101.0, 102.0):
+        for action in world.exchange.expire(tick):
+            world.act(action)
+    [(reply, _)] = world.client
+    assert reply[3] & 0x20, "the upstream's own bytes, not ours"
+
+
+def test_a_server_that_fails_often_is_asked_last():
+    world = World(attempt=1.0)
+    for number in range(FAILURES):
+        world.ask(f"n{number}.lookup.test")
+    for action in world.exchange.expire(101.0):
+        world.act(action)
+    before = len(world.upstream(0))
+    world.ask("www.example.com", now=101.0)
+    assert len(world.upstream(0)) == before
+
+
+def test_a_refused_socket_sends_its_queries_to_the_next_server_at_once():
+    world = World()
+    world.ask("www.example.com")
+    [(channel, _)] = world.upstream()
+    for action in world.exchange.lost(channel, 100.0):
+        world.act(action)
+    assert len(world.upstream(1)) == 1
+    [(channel, _)] = world.upstream(1)
+    for action in world.exchange.lost(channel, 100.0):
+        world.act(action)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+
+
+def test_a_stream_that_served_and_closed_is_opened_again_for_what_was_waiting():
+    world = World(servers=1)
+    world.ask("one.lookup.test", stream=True)
+    world.answer([], stream=True)
+    world.ask("two.lookup.test", stream=True)
+    for action in world.exchange.lost(world.servers[0].tcp, 100.2):
+        world.act(action)
+    assert len(world.upstream(stream=True)) == 3
+    assert world.servers[0].failures == 0
+    world.answer([], stream=True)
+    assert len(world.client) == 2
+
+
+def test_without_any_socket_the_answer_is_servfail():
+    world = World()
+    for server in world.servers:
+        server.udp = []
+    world.ask("www.example.com")
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+    assert world.exchange.flying == 0
+
+
+def test_queries_in_flight_are_bounded_for_one_client_and_for_all():
+    world = World(queries=3, queries_per_client=2)
+    for number in range(3):
+        world.ask(f"n{number}.lookup.test")
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+    for number in range(2):
+        world.ask(f"n{number}.lookup.test", source=STRICT)
+    assert world.exchange.flying == 3
+    assert world.exchange.counts["limited"] == 2
+
+
+def test_a_client_gets_no_more_than_it_announced():
+    many = [("a.lookup.test.", 60, "IN", "TXT", *(f'"{letter * 200}"' for letter in "abcd"))]
+    world = World()
+    world.ask("a.lookup.test", "TXT")
+    world.answer(many)
+    world.ask("a.lookup.test", "TXT", use_edns=0, payload=1232)
+    world.answer(many)
+    world.ask("a.lookup.test", "TXT", stream=True)
+    world.answer(many, stream=True)
+    cut, whole, streamed = world.replies()
+    assert cut.flags & dns.flags.TC
+    assert (cut.answer, len(whole.answer), len(streamed.answer)) == ([], 1, 1)
+
+
+def test_only_addresses_on_the_chain_of_the_question_are_learned():
+    world = World()
+    world.ask("www.example.com")
+    world.answer([*WWW, ("evil.example.net.", 60, "IN", "A", "93.184.216.99")])
+    [(_, hold)] = world.waiting
+    assert {element.key[:4] for element in hold.elements} == {address("93.184.216.34")}
+
+
+def test_a_private_address_is_learned_only_where_a_rule_permits_it():
+    world = World()
+    world.ask("www.example.com")
+    world.answer([("www.example.com.", 60, "IN", "A", "10.1.2.3")])
+    assert len(world.client) == 1, "passed unchanged, learned not at all"
+    world.ask("inside.example.com")
+    world.answer([("inside.example.com.", 60, "IN", "A", "10.1.2.3")])
+    [(_, hold)] = world.waiting
+    assert {element.key[:4] for element in hold.elements} == {address("10.1.2.3")}
+
+
+def test_private_addresses_are_stripped_where_the_setting_says_so():
+    world = World(strip=True)
+    world.ask("www.example.com")
+    world.answer([("www.example.com.", 60, "IN", "A", "10.1.2.3", "93.184.216.34")])
+    world.acknowledge()
+    [reply] = world.replies()
+    assert [rrset.to_text() for rrset in reply.answer] == ["www.example.com. 60 IN A 93.184.216.34"]
+
+
+def test_a_cname_target_may_be_asked_where_the_rule_says_so_while_the_answer_lives():
+    chain = [
+        ("alias.example.com.", 60, "IN", "CNAME", "cdn.example.net."),
+        ("cdn.example.net.", 60, "IN", "A", "93.184.216.34"),
+    ]
+    world = World(alias_ttl=100)
+    world.ask("cdn.example.net")
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.NXDOMAIN]
+    world.ask("alias.example.com", now=200.0)
+    world.answer(chain, now=200.0)
+    world.acknowledge()
+    world.ask("cdn.example.net", now=250.0)
+    world.answer([("cdn.example.net.", 60, "IN", "A", "93.184.216.35")], now=250.0)
+    [(_, hold)] = world.waiting
+    assert {element.name for element in hold.elements} == {"alias.example.com."}
+    world.ask("cdn.example.net", now=400.0)
+    assert world.replies()[-1].rcode() == dns.rcode.NXDOMAIN
+
+
+def test_a_policy_swap_judges_what_is_in_flight_again():
+    world = World()
+    world.ask("www.example.com")
+    endpoints, policy = load([("policies.yaml", NARROWER)], enforcement="default")
+    world.plan.set_policy(policy, endpoints)
+    world.exchange.set_policy(policy, endpoints)
+    world.answer(WWW)
+    assert world.waiting == []
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.NXDOMAIN]
+    assert list(world.plan.caches.of("default/ci").items()) == []
+
+
+def test_events_tell_request_verdict_and_response():
+    world = World()
+    world.ask("www.example.com")
+    world.answer(WWW, now=100.25)
+    [(_, hold)] = world.waiting
+    hold.done("", 0.003)
+    world.ask("denied.example.net", now=101.0)
+    request, response, denied = world.events
+    assert request[:7] == ("request", 100.0, "default/ci", CI, False, from_text("www.example.com"), 1)
+    assert request[7].allowed
+    assert request[7].rule.text
+    assert response[7:12] == (0, (address("93.184.216.34"),), (), 60, 0.25)
+    assert response[12:] == (0.003, "198.51.100.1:53", "")
+    assert not denied[7].allowed
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_from_a_client_get_a_reply_or_silence(data):
+    world = World()
+    action = world.exchange.query(data, CI, world.client, "peer", 1.0, stream=False)
+    assert action is None or action[0] is world.client or action[1][2:] == data[2:]
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_from_upstream_are_dropped_or_end_the_query(data):
+    world = World(servers=1)
+    world.ask("www.example.com")
+    [(channel, sent)] = world.upstream()
+    action = world.exchange.answer(channel, sent.id.to_bytes(2, "big") + data, 100.1)
+    assert action is None or action[0] in (world.client, world.waiting)
