@@ -32,6 +32,11 @@ class SocketAddress(NamedTuple):
     address: str
     port: int
 
+    @property
+    def is_wildcard(self) -> bool:
+        """Tell whether it means every address of its family."""
+        return ip_address(self.address).is_unspecified
+
     def __str__(self) -> str:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
@@ -74,7 +79,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _server(text: str) -> SocketAddress:
     server = socket_address(text)
-    if ip_address(server.address).is_unspecified:
+    if server.is_wildcard:
         raise ValueError(f"{text!r} means every address of this host, which is no server to ask")
     return server
 
@@ -280,17 +285,16 @@ def loops(
     `local` are the packed addresses of this host, which a wildcard listener (0.0.0.0, ::) stands for;
     a wildcard of IPv6 is taken to stand for IPv4 too, as it does on Linux unless told otherwise.
     """
-    taken = [(addresses.from_text(listener.address), listener.port) for listener in listen]
-    return [server for server in servers if any(_takes(own, port, server, local) for own, port in taken)]
+    taken = list(listen)
+    return [server for server in servers if any(_takes(listener, server, local) for listener in taken)]
 
 
-def _takes(own: bytes, port: int, server: SocketAddress, local: Collection[bytes]) -> bool:
+def _takes(listener: SocketAddress, server: SocketAddress, local: Collection[bytes]) -> bool:
+    if not listener.is_wildcard or listener.port != server.port:
+        return listener == server
     address = addresses.from_text(server.address)
-    if port != server.port:
-        return False
-    if any(own):
-        return own == address
-    return len(own) >= len(address) and (address in local or ip_address(address).is_loopback)
+    families = (4, 16) if ":" in listener.address else (4,)
+    return len(address) in families and (address in local or ip_address(server.address).is_loopback)
 
 
 def check_loops(config: Config, local: Collection[bytes]) -> None:

@@ -39,9 +39,18 @@ def read_text(path: Path) -> str:
 
 def read_policies(directory: Path) -> list[tuple[str, str]]:
     """Return (file, text) of every policy file in lexical order; DocumentError names all unreadable ones."""
+    return _read_each(policy_files(directory))
+
+
+def read_paths(paths: Iterable[Path]) -> list[tuple[str, str]]:
+    """Return (file, text) of files as named, and of the policy files in folders; DocumentError as above."""
+    return _read_each(file for path in paths for file in (policy_files(path) if path.is_dir() else [path]))
+
+
+def _read_each(paths: Iterable[Path]) -> list[tuple[str, str]]:
     texts: list[tuple[str, str]] = []
     problems: list[Problem] = []
-    for path in policy_files(directory):
+    for path in paths:
         try:
             texts.append((str(path), read_text(path)))
         except DocumentError as error:
