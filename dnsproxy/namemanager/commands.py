@@ -1,4 +1,4 @@
-"""Sets and elements as text: the `nft` commands that stand for a change, and the comment of an element.
+"""Sets and elements as text: the `nft` commands that stand for a change.
 
 Used where a person reads: the `show` backend prints these commands, error messages end with one.
 """
@@ -8,34 +8,18 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from dnsproxy.namemanager.elements import key_text
+from dnsproxy.namemanager.elements import comment, key_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dnsproxy.namemanager.elements import Element, SetSpec
 
-MAX_COMMENT = 127  # octets; nft's own limit is 128 with the final NUL
-_CUT = "..."  # never part of a name: a name has no empty label
-_HEAD = 32  # octets kept of the beginning of a long name; the end says whose it is
-
 
 def key_types(spec: SetSpec) -> tuple[str, ...]:
     """Return nft's data types of the key of a set, in order."""
     address = f"ipv{spec.version}_addr"
     return (address, "inet_proto", "inet_service") if spec.ports else (address,)
-
-
-def comment(name: str) -> str:
-    r"""Return the comment of an element that is there on account of `name`: at most 127 ASCII octets.
-
-    A quotation mark (`\"` in the text of a name) becomes `\034`, which is the same name: nft knows no
-    escapes in a comment, so the mark would end it and a saved ruleset would read the rest as rules.
-    A longer name keeps its beginning and its end around `...`.
-    """
-    text = name.encode("ascii", "backslashreplace").decode("ascii")
-    text = text.replace('\\"', "\\034").replace('"', "\\034")
-    return text if len(text) <= MAX_COMMENT else text[:_HEAD] + _CUT + text[_HEAD + len(_CUT) - MAX_COMMENT :]
 
 
 def add_table(spec: SetSpec) -> str:

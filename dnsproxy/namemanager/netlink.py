@@ -18,6 +18,8 @@ What surprises:
   the same set.
 - In a set with timeouts an element without one gets the default of the set, and vanishes without an event.
   There we say "timeout 0", which is never; where the set has no timeouts that attribute is an error.
+- A dump of elements during which something changes is not marked with NLM_F_DUMP_INTR (Linux 6.18), but each
+  of its messages bears the generation of the ruleset, in the place of the resource ID.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dnsproxy.namemanager.commands import comment, key_types
+from dnsproxy.namemanager.commands import key_types
+from dnsproxy.namemanager.elements import comment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 
 ERROR, DONE = 2, 3  # types of control messages
 REQUEST, ACK, DUMP, CREATE = 0x1, 0x4, 0x300, 0x400  # flags of requests
-DUMP_INTERRUPTED = 0x10  # flag of a dump's messages: the tables changed meanwhile
 
 BATCH_BEGIN, BATCH_END = 0x10, 0x11
 _NF_TABLES = 10  # the nfnetlink subsystem
@@ -181,10 +183,10 @@ def delete_elements(
 ) -> list[Request]:
     """Return the requests that delete elements, whether they exist or not.
 
-    `destroy`: the kernel has DESTROYSETELEM (Linux 6.3). Where it has not, deleting a missing element
-    would undo the whole transaction, so each is added first.
+    `destroy`: the kernel has DESTROYSETELEM (Linux 6.3). Where it has not, deleting a missing
+    or twice deleted element would undo the whole transaction, so each is added first, and counts once.
     """
-    elements = list(elements)
+    elements = {element.key: element for element in elements}.values()
     packed = [_element(element.key) for element in elements]
     if destroy:
         return _lists(DESTROY_ELEMENTS, 0, spec, packed)
@@ -284,6 +286,11 @@ def changed(event: Message) -> tuple[int, str, str] | None:
         return None
     found = attributes(event.body)
     return event.body[0], _string(found[1]), "" if event.kind in _TABLE_EVENTS else _string(found[2])
+
+
+def generation(body: bytes) -> bytes:
+    """Return the low octets of the number of the ruleset's version that a message of a dump shows."""
+    return body[2:4]
 
 
 def read_sets(body: bytes) -> Iterator[tuple[str, Shape]]:

@@ -38,9 +38,7 @@ _T = TypeVar("_T")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-_BUFFER = (
-    4 << 20
-)  # octets that a socket may hold; without CAP_NET_ADMIN over the machine the kernel allows less
+_BUFFER = 1 << 20  # octets; the kernel doubles it, and allows less without CAP_NET_ADMIN over the machine
 _DATAGRAM = 1 << 16  # the kernel sends at most 32 KiB at once in a dump, a page in events
 _READS = 64  # events read per turn of the loop
 _DUMPS = 5  # attempts to read what others keep changing
@@ -103,14 +101,14 @@ class _Connection:
     def dump(self, request: Request, take: Callable[[bytes], None]) -> bool:
         """Hand over the body of each message of a dump; tell whether nothing changed meanwhile."""
         self._socket.send(netlink.message(request, self._numbers(1)))
-        whole = True
+        generations = set()
         for answer in self._answers():
-            whole = whole and not answer.flags & netlink.DUMP_INTERRUPTED
             if answer.kind not in (netlink.ERROR, netlink.DONE):
+                generations.add(netlink.generation(answer.body))
                 take(answer.body)
             elif number := netlink.error_number(answer):
                 raise _Refusal(number, None if number == errno.EPERM else request.spec)
-        return whole
+        return len(generations) <= 1
 
     def _numbers(self, count: int) -> int:
         """Return the first of `count` fresh sequence numbers."""
@@ -141,12 +139,13 @@ class NftSets:
 
     The methods are those that the NameManager wants. A failed call has changed nothing, except for `ensure`
     with more than 1,000 sets to create. They raise SetError with its cause, RightsError without
-    CAP_NET_ADMIN, KernelError without nf_tables.
+    CAP_NET_ADMIN, KernelError without nf_tables; the constructor already may raise the last two.
     """
 
     def __init__(self) -> None:
+        self._events = _event_socket()
         self._connection = _Connection()
-        self._events = _event_socket(self._connection.port)
+        _drop_events_of(self._events, self._connection.port)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nft")
         self._reading: asyncio.AbstractEventLoop | None = None  # the loop that reads events
         self._changed = asyncio.Event()
@@ -223,7 +222,10 @@ class NftSets:
             sets = self._sets(refusal.spec)
         except _Refusal as second:
             return _refused_whole(second.number)
-        return _problem(refusal.spec, sets) or _refused(refusal.number, refusal.spec, sets)
+        problem = _problem(refusal.spec, sets)
+        if problem and (refusal.number == errno.ENOENT or problem.cause is Cause.MISMATCH):
+            return problem
+        return _refused(refusal.number, refusal.spec, sets or {})
 
     def _probe(self) -> bool:
         """Tell whether the kernel has DESTROYSETELEM; the first call also meets missing rights."""
@@ -324,9 +326,9 @@ def _problem(spec: SetSpec, sets: dict[str, Shape] | None) -> SetError | None:
     )
 
 
-def _refused(number: int, spec: SetSpec, sets: dict[str, Shape] | None) -> SetError:
-    """Say why the kernel refused a change to a set that has the right shape."""
-    if number == errno.ENFILE and sets:
+def _refused(number: int, spec: SetSpec, sets: dict[str, Shape]) -> SetError:
+    """Say why the kernel refused to make a set, or a change to one that has the right shape."""
+    if number == errno.ENFILE and spec.name in sets:
         size = sets[spec.name].size
         return SetError(
             Cause.FULL, f"set {spec} is full (size {size}): declare it with a greater size, or without"
@@ -375,16 +377,22 @@ def _enlarge(made: socket.socket, force: int, ask: int) -> None:
         made.setsockopt(socket.SOL_SOCKET, ask, _BUFFER)
 
 
-def _event_socket(port: int) -> socket.socket:
-    """Return a socket that receives the changes which the socket with ID `port` did not make."""
+def _event_socket() -> socket.socket:
+    """Return a socket that is told of every change to nf_tables in this network namespace."""
     made = _netlink_socket()
-    _drop_events_of(made, port)
-    made.bind((0, netlink.EVENTS))
+    try:
+        made.bind((0, netlink.EVENTS))
+    except PermissionError:
+        made.close()
+        raise RightsError(_NO_RIGHTS) from None
     return made
 
 
 def _drop_events_of(made: socket.socket, port: int) -> None:
-    """Filter in the kernel by the port ID in the first header, at 12; a datagram is about one transaction."""
+    """Make the kernel drop the events whose first header has `port` as port ID, the one that caused them.
+
+    One look is enough: a datagram tells of one transaction only.
+    """
     as_loaded = int.from_bytes(port.to_bytes(4, sys.byteorder), "big")  # a load takes network order
     steps = (
         (0x20, 0, 0, 12),  # load the word at 12

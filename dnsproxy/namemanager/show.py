@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dnsproxy.errors import Cause, SetError
 from dnsproxy.namemanager import commands
+from dnsproxy.namemanager.elements import comment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -52,7 +53,7 @@ class ShowSets:
             new = {element.key: element for element in _of(spec, adds) if element.key not in elements}
             if new:
                 self._write(commands.add_elements(spec, new.values()))
-            elements.update((key, commands.comment(element.name)) for key, element in new.items())
+            elements.update((key, comment(element.name)) for key, element in new.items())
 
     async def foreign_change(self) -> None:
         """Never return: nobody else can change these sets."""

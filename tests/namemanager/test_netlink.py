@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
 
 from dnsproxy.namemanager import netlink
-from dnsproxy.namemanager.commands import comment
-from dnsproxy.namemanager.elements import Element, SetSpec, key_of
+from dnsproxy.namemanager.elements import Element, SetSpec, comment, key_of
 
 FOUR = SetSpec("inet", "dnsproxy", "github4", 4, ports=False, ours=True)
 SIX = SetSpec("ip6", "filter", "g", 6, ports=False, ours=False)
