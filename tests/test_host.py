@@ -68,11 +68,13 @@ def test_each_change_of_the_addresses_is_seen():
             "ip address add 192.0.2.9/32 dev lo",
             "ip address add 2001:db8::9/128 dev lo",
             "ip address add 192.0.2.1 peer 192.0.2.2 dev lo",
+            # an event that changes no address, and later one that does
+            "ip address change 192.0.2.9/32 dev lo valid_lft 999 preferred_lft 999 && sleep 0.3 && "
             "ip address del 192.0.2.9/32 dev lo",
         ]
         def step():
             if changes:
-                subprocess.run(changes.pop(0).split(), check=True)
+                subprocess.Popen(changes.pop(0), shell=True)
                 return True
         run()
     """
