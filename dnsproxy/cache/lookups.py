@@ -1,0 +1,430 @@
+"""Names, their addresses and their leases: one type for one endpoint's lookups and for everybody's.
+
+Per pair of name and address there is exactly one `Lookup`, the one that lasts longest. Lookups have a
+total order (expiry, then time of the lookup, then TTL), and taking the greater one of two is commutative
+and associative: inserting or merging in any order gives the same cache. Where only so many addresses of
+a name may stay, the greatest stay, which keeps that property.
+
+Time never acts by itself. A read returns what is stored, also what has expired meanwhile; `collect` is
+the only thing that ends leases, in steps of bounded size, and it tells what left.
+
+*The schedule.* Every name stands in exactly one bucket, that of the second in which it wants to be looked
+at: the one after its earliest lease ends, HORIZON seconds at most. Extending a lease leaves the schedule
+alone, so that the common case, an answer that is known already, costs a few dict operations. When the
+bucket comes due the name is looked at: what has expired leaves, and the name goes to the bucket of what
+is then its earliest lease. So a bucket may be early, never late. Leases end with the second that their
+expiry falls in.
+
+*Bounds.* All of this is fed by packets. Above `addresses_per_name` a name is marked, and trimmed at the
+next collection, the earliest leases first; above twice that it is trimmed at once. Above `max_names`, or
+PAIRS_PER_NAME times as many pairs, the name whose schedule is nearest makes room for the new one. What
+leaves in these ways, or by force, waits for the next `collect`, which reports it with the rest. The
+waiting room has a bound too; pairs that did not fit in are counted as `unreported`, and whoever mirrors
+the cache must then read it again.
+
+The reverse map holds the name itself where an address serves one name, as most do, and a set of names
+otherwise: 160,000 names on one address cost one set operation each to remove.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from math import floor
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+HORIZON: Final = 3600  # seconds; no name waits longer than this to be looked at, which bounds the buckets
+UNLIMITED: Final = 4096  # addresses kept of one name where no limit is set: as many as one answer can hold
+PAIRS_PER_NAME: Final = 8  # pairs that a full cache holds for each of its names, on average
+TRIES: Final = 8  # names whose schedule is brought up to date before one is evicted all the same
+
+Cause: TypeAlias = Literal["ttl", "limit", "forced"]
+
+
+class Lookup(NamedTuple):
+    """One answer, as far as leases are concerned; shared by its addresses. The greater one counts.
+
+    `expiry` and `looked_up` are monotonic seconds, `ttl` seconds, already raised to the minimum.
+    """
+
+    expiry: float
+    looked_up: float
+    ttl: int
+
+
+class Record(NamedTuple):
+    """One lookup of a name with the addresses that it still serves."""
+
+    name: bytes
+    lookup: Lookup
+    addresses: tuple[bytes, ...]
+
+
+class Removed(NamedTuple):
+    """A pair that left, with its last lookup and the reason."""
+
+    name: bytes
+    address: bytes
+    lookup: Lookup
+    cause: Cause
+
+
+class Collected(NamedTuple):
+    """What one bounded step did.
+
+    `removed` are the pairs that left since the last report; one that left before this step may have come
+    back. `spent` is the work done in units of one pair looked at; `more` tells whether work is left.
+    `unreported` counts the pairs that left without a report.
+    """
+
+    removed: list[Removed]
+    spent: int
+    more: bool
+    unreported: int
+
+
+class _Held(dict[bytes, Lookup]):
+    """The addresses of one name, and the second of the bucket that the name stands in."""
+
+    __slots__ = ("due", "name")
+
+    def __init__(self, name: bytes, due: int) -> None:
+        self.name = name
+        self.due = due
+
+
+_new_tuple = tuple.__new__
+
+
+class LookupCache:
+    """The lookups of one endpoint, or of all (`expires=False`: time removes nothing).
+
+    `minimum_ttl` seconds; `addresses_per_name` 0 means that only the hard bound applies.
+    """
+
+    def __init__(
+        self, minimum_ttl: int, addresses_per_name: int, max_names: int, *, expires: bool = True
+    ) -> None:
+        self.minimum_ttl = minimum_ttl
+        self.max_names = max_names
+        self.pairs = 0
+        self._limit = addresses_per_name or UNLIMITED
+        self._marks = addresses_per_name > 0
+        self._expires = expires
+        self._forward: dict[bytes, _Held] = {}
+        self._reverse: dict[bytes, bytes | set[bytes]] = {}
+        self._buckets: dict[int, dict[bytes, None]] = {}
+        self._seconds: list[int] = []  # a heap of exactly the keys of _buckets
+        self._above: dict[bytes, None] = {}  # names seen above the limit since the last collection
+        self._left: deque[Removed] = deque()
+        self._unreported = 0
+
+    # Learning
+
+    def insert(self, name: bytes, addresses: Sequence[bytes], ttl: int, now: float) -> tuple[bytes, ...]:
+        """Learn an answer; return the addresses that are new for that name."""
+        if ttl < self.minimum_ttl:
+            ttl = self.minimum_ttl
+        lookup: Lookup = _new_tuple(Lookup, (now + ttl, now, ttl))  # half the time of Lookup(...)
+        held = self._forward.get(name)
+        if held is None:
+            return self._learn(name, addresses, lookup)
+        for address in addresses:
+            known = held.get(address)
+            if known is None:
+                return self._learn(name, addresses, lookup)
+            if known < lookup:
+                held[address] = lookup
+        return ()
+
+    def load(self, records: Iterable[Record]) -> None:
+        """Take over records as they are: no minimum TTL is applied to them again."""
+        for record in records:
+            self._learn(record.name, record.addresses, record.lookup)
+
+    def merge(self, other: LookupCache) -> None:
+        """Take over all that another cache holds."""
+        self.load(other.records())
+
+    def _learn(self, name: bytes, addresses: Sequence[bytes], lookup: Lookup) -> tuple[bytes, ...]:
+        if not addresses:
+            return ()
+        self._make_room(name, len(addresses), lookup.looked_up)
+        held = self._forward.get(name)
+        due = _second_after(lookup.expiry, lookup.looked_up)
+        if held is None:
+            held = self._forward[name] = _Held(name, due)
+            self._schedule(held, due)
+        elif due < held.due:
+            self._unschedule(held)
+            self._schedule(held, due)
+        new = []
+        for address in addresses:
+            known = held.get(address)
+            if known is None:
+                self._link(address, held.name)
+                new.append(address)
+            if known is None or known < lookup:
+                held[address] = lookup
+        self.pairs += len(new)
+        self._bound_addresses(held)
+        return tuple(new)
+
+    # Reading: what is stored, expired or not
+
+    def __len__(self) -> int:
+        return len(self._forward)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._forward)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._forward
+
+    def addresses(self, name: bytes) -> tuple[bytes, ...]:
+        """Return the addresses of a name, in no order."""
+        return tuple(self._forward.get(name, ()))
+
+    def lookup(self, name: bytes, address: bytes) -> Lookup | None:
+        """Return the lookup of a pair."""
+        held = self._forward.get(name)
+        return None if held is None else held.get(address)
+
+    def names(self, address: bytes) -> list[bytes]:
+        """Return the names of an address, sorted."""
+        return sorted(self.holders(address))
+
+    def holders(self, address: bytes) -> Iterable[bytes]:
+        """Return the names of an address, in no order and not copied: not to be kept."""
+        names = self._reverse.get(address, ())
+        return (names,) if isinstance(names, bytes) else names
+
+    def matching(self, predicate: Callable[[bytes], bool]) -> list[bytes]:
+        """Return the names for which the predicate holds."""
+        return [name for name in self._forward if predicate(name)]
+
+    def unknown(self, names: set[bytes]) -> set[bytes]:
+        """Return those of `names` that are not here."""
+        return names.difference(self._forward)
+
+    def items(self) -> Iterator[tuple[bytes, bytes, Lookup]]:
+        """Walk over all pairs as (name, address, lookup)."""
+        for name, held in self._forward.items():
+            for address, lookup in held.items():
+                yield name, address, lookup
+
+    def records(self) -> Iterator[Record]:
+        """Walk over all lookups, each once with all its addresses."""
+        for name, held in self._forward.items():
+            shared: dict[Lookup, list[bytes]] = {}
+            for address, lookup in held.items():
+                shared.setdefault(lookup, []).append(address)
+            for lookup, addresses in shared.items():
+                yield Record(name, lookup, tuple(addresses))
+
+    # Leaving
+
+    def collect(self, now: float, budget: int) -> Collected:
+        """Report what left since the last time, end leases, then trim names that have too many addresses.
+
+        Does about `budget` units of work: it ends with the name that exhausts them.
+        """
+        removed = self._reported(budget)
+        spent = len(removed)
+        second = floor(now)
+        while spent < budget and self._is_due(second):
+            held = self._nearest()
+            spent += 1 + len(held)
+            removed += self._look(held, second)
+        while spent < budget and self._above:
+            found = self._forward[self._above.popitem()[0]]
+            spent += len(found)
+            removed += self._trim(found)
+        more = bool(self._left or self._above) or self._is_due(second)
+        return self._collected(removed, spent, more=more)
+
+    def drain(self, budget: int) -> Collected:
+        """Report what left, and force out everything else: for a cache that is given up."""
+        removed = self._reported(budget)
+        spent = len(removed)
+        while spent < budget and self._forward:
+            held = self._nearest()
+            spent += 1 + len(held)
+            removed += self._forget(held, "forced")
+        return self._collected(removed, spent, more=bool(self._left or self._forward))
+
+    def expire(self, before: float, names: Iterable[bytes]) -> list[bytes]:
+        """Force out what was looked up before a time, of these names; return those that lost something."""
+        return [name for name in names if name in self._forward and self._force(name, before)]
+
+    def replace(self, name: bytes, addresses: Iterable[bytes], sources: Iterable[LookupCache]) -> list[bytes]:
+        """Make these pairs what `sources` know of them; return the addresses that thereby left.
+
+        No pair is introduced: an address that the name does not have here is passed over.
+        """
+        held = self._forward.get(name)
+        if held is None:
+            return []
+        caches = [source._forward for source in sources]  # noqa: SLF001 (its own class)
+        known = [found for cache in caches if (found := cache.get(name)) is not None]
+        left = []
+        for address in addresses:
+            if address in held:
+                lookups = [found[address] for found in known if address in found]
+                if lookups:
+                    held[address] = max(lookups)
+                else:
+                    self._remove(held, address)
+                    left.append(address)
+        self._bring_forward(held)
+        return left
+
+    def _force(self, name: bytes, before: float) -> bool:
+        held = self._forward[name]
+        old = [address for address, lookup in held.items() if lookup.looked_up < before]
+        # Not fed by packets, and no more than the cache held: this needs no bound.
+        self._left.extend(Removed(name, address, self._remove(held, address), "forced") for address in old)
+        self._bring_forward(held)
+        return bool(old)
+
+    def _reported(self, budget: int) -> list[Removed]:
+        return [self._left.popleft() for _ in range(min(budget, len(self._left)))]
+
+    def _collected(self, removed: list[Removed], spent: int, *, more: bool) -> Collected:
+        unreported, self._unreported = self._unreported, 0
+        return Collected(removed, spent, more, unreported)
+
+    def _look(self, held: _Held, second: int) -> list[Removed]:
+        """Take out what has expired; schedule the rest anew."""
+        ended = [a for a, lookup in held.items() if lookup.expiry < second] if self._expires else []
+        removed = [Removed(held.name, a, self._remove(held, a), "ttl") for a in ended]
+        if held:
+            self._schedule(held, max(_due(held, second), second + 1))
+        else:
+            self._discard(held)
+        return removed
+
+    def _trim(self, held: _Held) -> list[Removed]:
+        """Take out the earliest leases above the limit."""
+        ranked = sorted(sorted(held), key=held.__getitem__)  # the address decides between equal lookups
+        surplus = ranked[: max(0, len(ranked) - self._limit)]
+        return [Removed(held.name, a, self._remove(held, a), "limit") for a in surplus]
+
+    def _forget(self, held: _Held, cause: Cause) -> list[Removed]:
+        """Take out a name that stands in no bucket any more."""
+        removed = [Removed(held.name, a, self._remove(held, a), cause) for a in list(held)]
+        self._discard(held)
+        return removed
+
+    def _remove(self, held: _Held, address: bytes) -> Lookup:
+        self.pairs -= 1
+        self._unlink(address, held.name)
+        return held.pop(address)
+
+    def _discard(self, held: _Held) -> None:
+        del self._forward[held.name]
+        self._above.pop(held.name, None)
+
+    # Bounds
+
+    def _bound_addresses(self, held: _Held) -> None:
+        if len(held) > 2 * self._limit:
+            self._leave(self._trim(held))
+        if len(held) > self._limit and self._marks:
+            self._above[held.name] = None
+
+    def _make_room(self, name: bytes, pairs: int, now: float) -> None:
+        names = 1 + pairs  # no more than may come in: one insert is never long
+        while names and self._forward and self._is_full(name, pairs):
+            self._leave(self._forget(self._evictable(now), "limit"))
+            names -= 1
+
+    def _is_full(self, name: bytes, pairs: int) -> bool:
+        if len(self._forward) >= self.max_names and name not in self._forward:
+            return True
+        return self.pairs + pairs > PAIRS_PER_NAME * self.max_names + 2 * self._limit
+
+    def _evictable(self, now: float) -> _Held:
+        """Take the name that is due first out of its bucket, extended leases taken into account."""
+        for _ in range(TRIES):
+            held = self._nearest()
+            due = _due(held, now)
+            if due <= held.due:
+                return held
+            self._schedule(held, due)
+        return self._nearest()
+
+    def _leave(self, removed: list[Removed]) -> None:
+        room = max(0, self.max_names - len(self._left))
+        self._left.extend(removed[:room])
+        self._unreported += len(removed[room:])
+
+    # The reverse map
+
+    def _link(self, address: bytes, name: bytes) -> None:
+        names = self._reverse.get(address)
+        if names is None:
+            self._reverse[address] = name
+        elif isinstance(names, bytes):
+            self._reverse[address] = {names, name}
+        else:
+            names.add(name)
+
+    def _unlink(self, address: bytes, name: bytes) -> None:
+        names = self._reverse[address]
+        if isinstance(names, bytes):
+            del self._reverse[address]
+            return
+        names.discard(name)
+        if len(names) == 1:
+            self._reverse[address] = names.pop()
+
+    # The schedule
+
+    def _schedule(self, held: _Held, due: int) -> None:
+        bucket = self._buckets.get(due)
+        if bucket is None:
+            bucket = self._buckets[due] = {}
+            heappush(self._seconds, due)
+        bucket[held.name] = None
+        held.due = due
+
+    def _unschedule(self, held: _Held) -> None:
+        del self._buckets[held.due][held.name]
+
+    def _bring_forward(self, held: _Held) -> None:
+        """After leases were shortened or removed: no bucket may be late, and no name may be empty."""
+        if not held:
+            self._unschedule(held)
+            self._discard(held)
+        elif (due := _due(held, held.due)) < held.due:
+            self._unschedule(held)
+            self._schedule(held, due)
+
+    def _first_second(self) -> int | None:
+        """Return the second of the first bucket that is not empty."""
+        while self._seconds and not self._buckets[self._seconds[0]]:
+            del self._buckets[heappop(self._seconds)]
+        return self._seconds[0] if self._seconds else None
+
+    def _is_due(self, second: int) -> bool:
+        first = self._first_second()
+        return first is not None and first <= second
+
+    def _nearest(self) -> _Held:
+        """Take a name out of the first bucket; there must be one."""
+        first = self._first_second()
+        assert first is not None, "a name without a bucket"
+        return self._forward[self._buckets[first].popitem()[0]]
+
+
+def _due(held: _Held, now: float) -> int:
+    return _second_after(min(held.values()).expiry, now)
+
+
+def _second_after(expiry: float, now: float) -> int:
+    """Return the first whole second in which a lease is over, or the horizon if that comes first."""
+    return floor(min(expiry, now + HORIZON)) + 1
