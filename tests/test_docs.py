@@ -242,3 +242,15 @@ def test_fields_of_events_in_the_manual_are_those_of_the_code():
         row = next(line for line in manual.splitlines() if line.startswith(f"| `{kind}` |"))
         written = re.findall(r'"(\w+)":', events.render(sample, 0.0))
         assert re.findall(r"`(\w+)`", row.partition("|")[2].partition("|")[2]) == written[2:]
+
+
+def test_messages_in_the_manual_are_those_of_the_code():
+    source = "\n".join(path.read_text() for path in (TREE / "dnsproxy").rglob("*.py"))
+    manual = (
+        (TREE / "docs" / "operations.md").read_text().partition("\n## Messages\n")[2].partition("\n## ")[0]
+    )
+    told = [line.split("`")[1] for line in manual.splitlines() if line.startswith("| `")]
+    assert len(told) > 10
+    for message in told[1:]:  # the first is how a fault is laid out
+        for part in message.replace("listen)", "...").split("..."):
+            assert part.strip() in source, message
