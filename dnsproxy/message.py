@@ -359,7 +359,7 @@ def _hints(rdata: bytes) -> list[bytes]:
         return []
     if rdata.startswith(b"\x00\x00"):  # AliasMode, where parameters mean nothing (RFC 9460 section 2.4.2)
         return []
-    return [unmapped(hint) for key, size in _HINTS.items() for hint in _split(parameters.get(key, b""), size)]
+    return [hint for key, size in _HINTS.items() for hint in _split(parameters.get(key, b""), size)]
 
 
 def _read_service(rdata: bytes) -> tuple[bytes, dict[int, bytes]]:

@@ -762,6 +762,18 @@ def test_response_code_and_truncation_are_read_from_the_header():
     assert message.is_truncated(response(flags=0x8380))
 
 
+def test_a_pointer_at_labels_that_run_into_the_name_itself_is_refused():
+    """The second owner points at a label of five octets that holds that owner, and a root behind."""
+    place = END + 12
+    inside = struct.pack(">H", 0xC000 | place) + b"\x00\x01\x00"
+    wire = ONE[:END] + b"\xc0\x0c\x00\x0a\x00\x01\x00\x00\x00\x00\x00\x01\x05" + inside
+    wire = with_counts(wire + b"\x01\x00\x00\x00\x00\x00\x04\xc0\x00\x02\x01", 1, 2, 0, 0)
+    with pytest.raises(Overlap):
+        records_at(wire, END)
+    with pytest.raises(FormError, match=f"octet {place + 8}"):
+        message.read_answer(wire, END, wire_of(ASKED))
+
+
 # -- hostile answers: the work is bounded by the size of the message --------------------------------------
 
 BASE = END + 12  # where the RDATA of a first record starts whose owner is a pointer
@@ -1233,6 +1245,12 @@ def test_a_reply_fits_every_client(text):
         assert sent == text or len(wire) > 508
 
 
+def test_a_text_is_cut_to_the_octet():
+    asked = query(use_edns=0)
+    sizes = [len(replied(asked, ede=(message.OTHER, "x" * size))[0]) for size in range(520)]
+    assert sizes == [min(sizes[0] + size, 512) for size in range(520)]
+
+
 @given(queries(), st.sampled_from(range(24)), st.none() | st.integers(0, 0x7FFFFFFF), st.text(max_size=600))
 def test_every_reply_is_one_to_another_reader(made, code, ttl, text):
     _, asked = made
@@ -1341,9 +1359,28 @@ def test_strip_leaves_out_a_service_record_that_cannot_be_read():
 
 def test_strip_does_not_point_past_where_pointers_reach():
     filler = Written(name("x"), 10, 1, bytes(0x4000))
-    far = [Written(name("far.example"), CNAME, 1, name("near.example").to_wire())] * 3
+    far = [written("far.example 1 CNAME near.example")] * 3
     stripped = message.strip(response(filler, *far, compress=False), END, public_only)
-    assert len(dns.message.from_wire(stripped, one_rr_per_rrset=True).answer) == 4
+    assert [str(rrset) for rrset in dns.message.from_wire(stripped, one_rr_per_rrset=True).answer[1:]] == [
+        "far.example. 1 IN CNAME near.example."
+    ] * 3
+
+
+# RFC 1035 section 3.3 and RFC 3597 section 4: type, octets before the names, names.
+COMPRESSIBLE = [
+    ("NS", 0, 1), ("MD", 0, 1), ("MF", 0, 1), ("CNAME", 0, 1), ("SOA", 0, 2), ("MB", 0, 1), ("MG", 0, 1),
+    ("MR", 0, 1), ("PTR", 0, 1), ("MINFO", 0, 2), ("MX", 2, 1), ("RP", 0, 2), ("AFSDB", 2, 1), ("RT", 2, 1),
+    ("SIG", 18, 1), ("PX", 2, 2), ("NXT", 0, 1), ("SRV", 6, 1), ("KX", 2, 1), ("DNAME", 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "before", "count"), COMPRESSIBLE, ids=str)
+def test_strip_writes_names_in_records_out_in_full(kind, before, count):
+    number = dns.rdatatype.from_text(kind)
+    rest = b"" if kind in ("CNAME", "DNAME") else b"rest"
+    rdata = b"b" * before + b"\xc0\x0c" * count + rest
+    stripped = message.strip(raw(record(b"\xc0\x0c", number, rdata)), END, public_only)
+    assert stripped[BASE:] == b"b" * before + wire_of(ASKED) * count + rest
 
 
 def test_strip_refuses_to_grow_a_message_past_its_largest_size():
