@@ -671,6 +671,17 @@ def test_all_of_several_cnames_are_followed():
     assert learned(response(*lines)) == learned(response(*reversed(lines))) == expected
 
 
+def test_of_several_dnames_at_one_owner_the_least_counts_in_any_order():
+    lines = [
+        "example.com 50 DNAME b.example",
+        "example.com 60 DNAME a.example",
+        "www.a.example 200 A 192.0.2.1",
+        "www.b.example 200 A 192.0.2.2",
+    ]
+    expected = (addresses("192.0.2.1"), 60, ["www.a.example"])
+    assert learned(response(*lines)) == learned(response(*reversed(lines))) == expected
+
+
 def test_a_loop_of_cnames_ends():
     wire = response(
         "www.example.com 300 CNAME a.example",
