@@ -8,16 +8,21 @@ cleared of what we did not add.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dnsproxy.addresses import to_text
 
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}  # IANA protocol numbers, as nft names them
+VERSIONS = (4, 6)
+
+MAX_COMMENT = 127  # octets; nft's own limit is 128 with the final NUL
+_CUT = "..."  # never part of a name: a name has no empty label
+_HEAD = 32  # octets kept of the beginning of a long name; the end says whose it is
+
+TableId: TypeAlias = tuple[str, str]  # nftables family and name, such as ("inet", "dnsproxy")
 
 
-@dataclass(frozen=True, slots=True)
-class SetSpec:
+class SetSpec(NamedTuple):
     """One nftables set: where it is, what its keys are, and whose it is.
 
     `family` is the nftables family of the table (inet, ip, ip6), `version` 4 or 6 that of the
@@ -36,7 +41,7 @@ class SetSpec:
 
 
 class Element(NamedTuple):
-    """One key of one set, and the name (text) on whose account it is there.
+    """One key of one set, and the name (text, as `comment` makes it) on whose account it is there.
 
     `key` is the kernel's own form: the packed address, for sets with ports followed by the protocol
     number and the port, each padded to four octets: `c0000201 06000000 01bb0000`.
@@ -47,16 +52,58 @@ class Element(NamedTuple):
     name: str
 
 
+def endpoint_set(table: TableId, endpoint: str, version: int, *, ports: bool) -> SetSpec:
+    """Return the set of one endpoint, given by its `namespace/name`."""
+    namespace, _, name = endpoint.partition("/")
+    kind = "port" if ports else "addr"
+    return SetSpec(*table, f"ep.{namespace}.{name}.{kind}{version}", version, ports, ours=True)
+
+
+def named_set(table: TableId, text: str, version: int) -> SetSpec | None:
+    """Return the set that `text` in a rule means for one family of addresses; None: not for that family.
+
+    A set of the user's form that is in our own table is ours all the same.
+    """
+    if "#" not in text:
+        return SetSpec(*table, f"{text}{version}", version, ports=False, ours=True)
+    number, family, theirs, name = text.split("#")
+    if int(number) != version:
+        return None
+    return SetSpec(family, theirs, name, version, ports=False, ours=(family, theirs) == table)
+
+
+def key_suffix(protocol: int, port: int) -> bytes:
+    """Return what follows the address in the key of a set with ports."""
+    return bytes((protocol, 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
+
+
 def key_of(address: bytes, protocol: int, port: int) -> bytes:
     """Return the key of address . protocol . port as nf_tables lays out a concatenation."""
-    return address + bytes((protocol, 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
+    return address + key_suffix(protocol, port)
+
+
+def address_of(key: bytes) -> bytes:
+    """Return the address in a key, with ports or without."""
+    return key[:4] if len(key) in (4, 12) else key[:16]
 
 
 def key_text(key: bytes) -> str:
     """Return a key as `nft` prints it, such as `192.0.2.1 . tcp . 443`."""
-    size = 4 if len(key) in (4, 12) else 16
-    address = to_text(key[:size])
+    address = address_of(key)
+    size = len(address)
     if len(key) == size:
-        return address
+        return to_text(address)
     protocol, port = key[size], int.from_bytes(key[size + 4 : size + 6], "big")
-    return f"{address} . {PROTOCOLS.get(protocol, protocol)} . {port}"
+    return f"{to_text(address)} . {PROTOCOLS.get(protocol, protocol)} . {port}"
+
+
+def comment(name: str) -> str:
+    r"""Return the comment of an element that is there on account of `name`: at most 127 ASCII octets.
+
+    A quotation mark (`\"` in the text of a name) becomes `\034`, which is the same name: nft knows no
+    escapes in a comment, so the mark would end it and a saved ruleset would read the rest as rules.
+    A longer name keeps its beginning and its end around `...`. A comment is its own comment.
+    """
+    text = name.encode("ascii", "backslashreplace").decode("ascii")
+    text = text.replace('\\"', "\\034").replace('"', "\\034")
+    return text if len(text) <= MAX_COMMENT else text[:_HEAD] + _CUT + text[_HEAD + len(_CUT) - MAX_COMMENT :]

@@ -1,0 +1,665 @@
+"""The single writer, on virtual time: what waits, what is written together, what ends how."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import wraps
+
+import pytest
+from fakes import FakeSets, Writer, run_virtual, until
+from structlog.testing import capture_logs
+
+from dnsproxy.addresses import from_text as address
+from dnsproxy.errors import Cause, KernelError, RightsError, SetError
+from dnsproxy.namemanager import manager as manager_module
+from dnsproxy.namemanager import plan as plan_module
+from dnsproxy.namemanager.elements import SetSpec, key_of
+from dnsproxy.names import from_text
+
+POLICY = """
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: ci, labels: {app: ci}}
+spec: {addresses: [192.0.2.10]}
+---
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: web, labels: {app: web}}
+spec: {addresses: [192.0.2.20]}
+---
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: ci}
+spec:
+  endpointSelector: {}
+  allow:
+  - {pattern: "*.example.com", ports: [443/TCP]}
+  - {name: hub.example.org, ports: [443/TCP], set: "4#inet#fw4#hub"}
+  resolve: ["*.lookup.test"]
+"""
+LATER = POLICY.replace("  resolve:", '  - {pattern: "*.lookup.test", ports: [80/TCP]}\n  resolve:')
+ONE, TWO, THREE = (address(f"93.184.216.{number}") for number in (34, 35, 36))
+PORT4 = SetSpec("inet", "dnsproxy", "ep.default.ci.port4", 4, ports=True, ours=True)
+WEB4 = SetSpec("inet", "dnsproxy", "ep.default.web.port4", 4, ports=True, ours=True)
+HUB = SetSpec("inet", "fw4", "hub", 4, ports=False, ours=False)
+
+
+def virtual(test):
+    """Run an async test on virtual time."""
+
+    @wraps(test)
+    def run(*arguments, **keywords):
+        return run_virtual(test(*arguments, **keywords))
+
+    return run
+
+
+def milliseconds(number):
+    async def delay():
+        await asyncio.sleep(number / 1000)
+
+    return delay
+
+
+def keys(*addresses, port=443):
+    return {key_of(each, 6, port) for each in addresses}
+
+
+def fresh(count, first=0):
+    return [bytes((93, 1, number >> 8, number & 255)) for number in range(first, first + count)]
+
+
+def sets_with_hub(**settings):
+    return FakeSets(kernel={HUB: {}}, **settings)
+
+
+# Holding
+
+
+@virtual
+async def test_an_answer_leaves_when_the_kernel_has_acknowledged_and_not_before():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        number = writer.ask("www.example.com", ONE)
+        await asyncio.sleep(0.008)
+        assert writer.sets.has(writer.elements("www.example.com", ONE))
+        assert writer.answers == {}
+        await asyncio.sleep(0.004)
+        answer = writer.answers[number]
+        assert answer.wire == b"answer"
+        cause, held = writer.ends[number]
+        assert cause == ""
+        assert held == pytest.approx(0.010)
+        assert (writer.manager.holds, writer.manager.released) == (1, 1)
+
+
+@virtual
+async def test_a_second_answer_with_the_same_address_waits_for_the_write_in_flight():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("www.example.com", ONE)
+        await asyncio.sleep(0.007)
+        second = writer.ask("www.example.com", ONE)
+        assert second not in writer.answers
+        await asyncio.sleep(0.1)
+        assert writer.unapplied() == []
+        assert writer.answers[second].held
+        third = writer.ask("www.example.com", ONE)
+        assert not writer.answers[third].held
+        assert len(writer.sets.transactions) == 1
+
+
+@virtual
+async def test_what_arrives_during_a_batch_is_the_next_batch():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.001)
+        for number, one in enumerate(fresh(50)):
+            writer.ask(f"n{number}.example.com", one, who="web" if number % 2 else "ci")
+        await asyncio.sleep(0.03)
+        assert [len(adds) for _, adds in writer.sets.transactions] == [1, 50]
+        assert writer.manager.batches == 2
+        assert writer.manager.elements == 51
+        assert len(writer.answers) == 51
+
+
+@virtual
+async def test_a_batch_is_cut_into_transactions_of_a_thousand():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        writer.ask("many.example.com", *fresh(2500))
+        await asyncio.sleep(0.05)
+        assert [len(adds) for _, adds in writer.sets.transactions] == [1000, 1000, 500]
+        assert writer.unapplied() == []
+        assert len(writer.answers) == 1
+
+
+@virtual
+async def test_what_a_waiter_waits_for_is_added_even_if_its_name_was_dropped_meanwhile():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.001)
+        dropped = writer.ask("b.example.com", TWO)
+        writer.caches.of("default/ci").expire(2000.0, [from_text("b.example.com")])
+        await asyncio.sleep(0.03)
+        assert writer.answers[dropped].applied
+        writer.manager.foreign_change()
+        await asyncio.sleep(1)
+        assert set(writer.sets.kernel[PORT4]) == keys(ONE)
+
+
+@virtual
+async def test_a_client_that_does_not_wait_takes_no_write_with_it():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.001)
+        gone = writer.ask("b.example.com", TWO)
+        await asyncio.sleep(0.2)
+        assert writer.answers[gone].wire == b"refusal"
+        sets.stuck.set()
+        await asyncio.sleep(0.01)
+        assert set(sets.kernel[PORT4]) == keys(ONE, TWO)
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize(("release", "wire"), [(False, b"refusal"), (True, b"answer")])
+@virtual
+async def test_a_hold_ends_on_time_while_a_transaction_hangs(release, wire):
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets, release=release).running() as writer:
+        sets.stuck.clear()
+        first = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.05)
+        second = writer.ask("b.example.com", TWO)
+        await asyncio.sleep(0.2)
+        assert [writer.answers[each].wire for each in (first, second)] == [wire, wire]
+        assert writer.ends[first] == ("hold timeout", pytest.approx(0.1))
+        assert writer.ends[second] == ("hold timeout", pytest.approx(0.1))
+        assert writer.manager.timeouts == 2
+        assert writer.manager.released == 0
+
+
+@virtual
+async def test_an_earlier_deadline_comes_first_whoever_came_first():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        writer.hold = 1.0
+        late = writer.ask("a.example.com", ONE)
+        writer.hold = 0.1
+        early = writer.ask("b.example.com", TWO)
+        await asyncio.sleep(0.5)
+        assert early in writer.answers
+        assert late not in writer.answers
+        await asyncio.sleep(0.6)
+        assert writer.ends[late] == ("hold timeout", pytest.approx(1.0))
+
+
+@virtual
+async def test_a_transaction_that_never_ends_counts_as_failed_and_leads_to_a_repair():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(manager_module.PATIENCE + 0.01)
+        assert writer.manager.failures == 1
+        assert writer.manager.status()["state"] == "not enforcing"
+        assert "no answer from the kernel" in writer.manager.problem
+        sets.stuck.set()
+        await asyncio.sleep(6)
+        assert writer.manager.status()["state"] == "enforcing"
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+
+
+# Trouble with single sets
+
+
+@virtual
+async def test_a_full_set_fails_alone_and_its_holds_end_at_once():
+    sets = sets_with_hub(sizes={PORT4: 1}, delay=milliseconds(1))
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.01)
+        full = writer.ask("b.example.com", TWO)
+        fine = [writer.ask("b.example.com", one, who="web") for one in fresh(20)]
+        await asyncio.sleep(0.02)
+        assert writer.answers[full].wire == b"refusal"
+        assert writer.ends[full][0] == "set refused"
+        assert all(writer.answers[each].applied for each in fine)
+        assert writer.manager.status()["failing"] == {str(PORT4): f"set {PORT4} is full"}
+        assert writer.manager.status()["state"] == "enforcing"
+        assert (writer.manager.refused, writer.manager.timeouts) == (1, 0)
+        again = writer.ask("c.example.com", THREE)
+        other = writer.ask("c.example.com", THREE, who="web")
+        await asyncio.sleep(0.02)
+        assert writer.answers[again].wire == b"refusal"
+        assert writer.answers[other].applied
+
+
+@virtual
+async def test_a_full_set_that_gets_room_is_filled_again_by_itself():
+    sets = sets_with_hub(sizes={PORT4: 1})
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.01)
+        writer.ask("b.example.com", TWO)
+        await asyncio.sleep(1)
+        assert len(sets.kernel[PORT4]) == 1
+        sets.sizes[PORT4] = 10
+        with capture_logs() as lines:
+            await asyncio.sleep(61)
+        assert set(sets.kernel[PORT4]) == keys(ONE, TWO)
+        assert writer.manager.failing == {}
+        assert [line["event"] for line in lines] == ["a set is enforced again"]
+
+
+@virtual
+async def test_sets_that_misfit_at_the_start_leave_the_others_working():
+    error = SetError(Cause.MISMATCH, f"set {PORT4} has type ipv4_addr")
+    sets = sets_with_hub(unfit={PORT4: error})
+    with capture_logs() as lines:
+        async with Writer(POLICY, sets).running() as writer:
+            bad, good = writer.ask("a.example.com", ONE), writer.ask("a.example.com", ONE, who="web")
+            await asyncio.sleep(30)
+            assert writer.answers[bad].wire == b"refusal"
+            assert writer.answers[good].applied
+            assert writer.manager.status()["failing"] == {str(PORT4): str(error)}
+            assert sets.kernel.keys() == {*writer.plan.specs()} - {PORT4}
+            assert writer.manager.repairs < 15
+    assert [line["event"] for line in lines] == ["a set is not enforced"]
+
+
+@virtual
+async def test_a_set_of_the_users_may_come_later():
+    sets = FakeSets()
+    async with Writer(POLICY, sets).running() as writer:
+        early = writer.ask("hub.example.org", ONE)
+        other = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.05)
+        assert writer.ends[early][0] == "set refused"
+        assert writer.answers[other].applied
+        assert list(writer.manager.status()["failing"]) == [str(HUB)]
+        sets.kernel[HUB] = {}
+        sets.changed.set()
+        await asyncio.sleep(1)
+        assert set(sets.kernel[HUB]) == {ONE}
+        assert writer.manager.failing == {}
+        late = writer.ask("hub.example.org", TWO)
+        await asyncio.sleep(0.05)
+        assert writer.answers[late].applied
+
+
+@virtual
+async def test_a_missing_set_of_the_users_makes_no_storm_of_repairs():
+    async with Writer(POLICY, FakeSets()).running() as writer:
+        await asyncio.sleep(60)
+        before = writer.manager.repairs
+        for one in fresh(100):
+            writer.ask("hub.example.org", one)
+            await asyncio.sleep(0.1)
+        assert writer.manager.repairs <= before + 2
+        assert len(writer.answers) == 100
+
+
+@virtual
+async def test_a_refusal_without_a_reason_is_tried_once_more():
+    errors = [SetError(Cause.OTHER, "lost")]
+    sets = sets_with_hub(trouble=lambda deletes, adds: errors.pop() if errors and adds else None)
+    async with Writer(POLICY, sets).running() as writer:
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.05)
+        assert writer.answers[number].applied
+        assert writer.manager.failures == 0
+        errors += [SetError(Cause.OTHER, "lost")] * 2
+        number = writer.ask("b.example.com", TWO)
+        await asyncio.sleep(0.05)
+        assert writer.ends[number][0] == "set refused"
+        assert writer.manager.failures == 1
+
+
+# Trouble with everything
+
+
+@virtual
+async def test_missing_rights_are_visible_and_tried_again():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.rights = False
+        with capture_logs() as lines:
+            number = writer.ask("a.example.com", ONE)
+            await asyncio.sleep(30)
+        assert writer.answers[number].wire == b"refusal"
+        status = writer.manager.status()
+        assert status["state"] == "not enforcing"
+        assert "CAP_NET_ADMIN" in status["problem"]
+        assert writer.manager.failures < 20
+        assert [line["event"] for line in lines] == ["not enforcing, trying again"]
+        sets.rights = True
+        await asyncio.sleep(11)
+        assert writer.manager.status()["state"] == "enforcing"
+        assert writer.manager.status()["problem"] is None
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+
+
+@pytest.mark.parametrize("error", [KernelError("no nf_tables"), OSError(5, "input/output error")])
+@virtual
+async def test_any_failure_is_followed_by_a_repair(error):
+    errors = []
+    sets = sets_with_hub(trouble=lambda deletes, adds: errors.pop() if errors else None)
+    async with Writer(POLICY, sets).running() as writer:
+        errors.append(error)
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.09)
+        assert writer.answers[number].applied
+        assert writer.manager.failures == 1
+        assert writer.manager.repairs == 2
+
+
+@virtual
+async def test_a_transaction_that_was_applied_and_reported_as_failed_does_no_harm():
+    errors = []
+    sets = sets_with_hub(late_trouble=lambda: errors.pop() if errors else None)
+    async with Writer(POLICY, sets).running() as writer:
+        errors.append(OSError(105, "no buffer space"))
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.09)
+        assert writer.answers[number].applied
+        assert writer.wanted() == writer.in_kernel()
+
+
+# Others
+
+
+@virtual
+async def test_a_missing_table_met_by_a_batch_is_repaired_at_once():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        for number, one in enumerate(fresh(300)):
+            writer.ask(f"n{number}.example.com", one)
+        await asyncio.sleep(0.05)
+        writer.sets.flush()
+        writer.sets.changed.clear()  # and nobody tells
+        number = writer.ask("late.example.com", ONE)
+        await asyncio.sleep(0.05)
+        assert writer.answers[number].applied
+        assert writer.in_kernel() == writer.wanted()
+        assert writer.manager.status()["state"] == "enforcing"
+
+
+@virtual
+async def test_a_flush_is_repaired_counted_and_told_once():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        for number, one in enumerate(fresh(300)):
+            writer.ask(f"n{number}.example.com", one)
+        await asyncio.sleep(1)
+        with capture_logs() as lines:
+            writer.sets.flush()
+            await asyncio.sleep(1)
+        assert writer.in_kernel() == writer.wanted()
+        assert writer.manager.drift == 300
+        assert writer.manager.repairs == 2
+        [line] = [line for line in lines if "by others" in line["event"]]
+        assert (line["missing"], line["extra"]) == (300, 0)
+
+
+@virtual
+async def test_foreign_elements_are_taken_out_of_our_sets_and_counted():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(1)
+        writer.sets.add(PORT4, key_of(TWO, 6, 22), "")
+        writer.sets.remove(PORT4, key_of(ONE, 6, 443))
+        writer.sets.add(HUB, THREE, "by hand")
+        await asyncio.sleep(1)
+        assert set(writer.sets.kernel[PORT4]) == keys(ONE)
+        assert writer.sets.kernel[HUB] == {THREE: "by hand"}
+        assert writer.manager.drift == 2
+
+
+@virtual
+async def test_after_a_foreign_change_nothing_is_released_until_acknowledged_anew():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.5)
+        writer.sets.flush()
+        await asyncio.sleep(0.001)
+        number = writer.ask("a.example.com", ONE)
+        assert number not in writer.answers
+        await asyncio.sleep(0.2)
+        assert writer.answers[number].wire == b"answer"
+        assert writer.unapplied() == []
+
+
+@virtual
+async def test_an_acknowledgement_older_than_a_foreign_change_is_not_believed():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        await asyncio.sleep(0.5)
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.007)  # applied, not acknowledged
+        assert writer.sets.has(writer.elements("a.example.com", ONE))
+        writer.sets.remove(PORT4, key_of(ONE, 6, 443))
+        await asyncio.sleep(0.1)
+        assert writer.answers[number].applied
+
+
+@virtual
+async def test_what_was_read_before_a_foreign_change_is_not_believed():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(1)
+        specs = list(writer.plan.specs())
+        writer.sets.changed.set()  # a repair: 5 ms each to ensure ours and theirs, then 10 ms to read a set
+        await asyncio.sleep(0.0001 + 0.010 + 0.010 * specs.index(PORT4) + 0.007)
+        writer.sets.remove(PORT4, key_of(ONE, 6, 443))
+        await asyncio.sleep(0.004)
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.5)
+        assert writer.answers[number].applied
+        assert writer.in_kernel() == writer.wanted()
+
+
+@virtual
+async def test_a_busy_neighbour_causes_few_repairs():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(1))).running() as writer:
+        await asyncio.sleep(1)
+        before, started = writer.manager.repairs, writer.clock()
+        for _ in range(1000):
+            writer.sets.changed.set()
+            await asyncio.sleep(0.01)
+        took = writer.clock() - started
+        assert writer.manager.repairs - before <= took / manager_module.REST + 1
+        assert writer.manager.repairs - before >= 10
+
+
+# Leases and policy
+
+
+@virtual
+async def test_an_address_leaves_the_set_when_its_lease_is_over():
+    async with Writer(POLICY, sets_with_hub(), gc_interval=10).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(30)
+        writer.ask("b.example.com", TWO)
+        await asyncio.sleep(45)
+        assert set(writer.sets.kernel[PORT4]) == keys(TWO)
+        assert writer.manager.drift == 0
+
+
+@virtual
+async def test_who_asks_during_a_deletion_waits_and_gets_the_element_back():
+    sets = sets_with_hub(delay=milliseconds(5))
+    async with Writer(POLICY, sets, gc_interval=10).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await until(lambda: any(deletes for deletes, _ in sets.transactions), 0.001)
+        number = writer.ask("a.example.com", ONE)
+        assert number not in writer.answers
+        await asyncio.sleep(0.05)
+        assert writer.answers[number].applied
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+
+
+@virtual
+async def test_collection_spares_what_a_user_added_to_a_set_of_theirs():
+    sets = sets_with_hub()
+    sets.kernel[HUB] = {ONE: "by hand"}
+    async with Writer(POLICY, sets, gc_interval=10).running() as writer:
+        writer.ask("hub.example.org", ONE, TWO)
+        await asyncio.sleep(1)
+        assert sets.kernel[HUB] == {ONE: "by hand", TWO: "hub.example.org."}
+        await asyncio.sleep(100)
+        assert sets.kernel[HUB] == {ONE: "by hand"}
+        assert writer.manager.drift == 0
+
+
+@virtual
+async def test_a_new_policy_reaches_the_sets_at_once_also_for_cached_names():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        writer.ask("one.lookup.test", ONE)
+        writer.ask("a.example.com", TWO)
+        await asyncio.sleep(1)
+        writer.swap(LATER)
+        await asyncio.sleep(0.05)
+        assert set(writer.sets.kernel[PORT4]) == keys(ONE, port=80) | keys(TWO)
+        writer.swap(POLICY.replace("443/TCP", "8443/TCP"))
+        await asyncio.sleep(0.05)
+        assert set(writer.sets.kernel[PORT4]) == keys(TWO, port=8443)
+        assert writer.manager.drift == 0
+
+
+@virtual
+async def test_a_policy_swapped_in_the_middle_of_a_repair_is_the_one_that_counts():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(1))).running() as writer:
+        writer.ask("a.example.com", TWO)
+        await asyncio.sleep(1)
+        for wait in range(40):
+            writer.swap(LATER if wait % 2 else POLICY)
+            await asyncio.sleep(wait / 1000)
+            writer.swap(POLICY.replace("443/TCP", "8443/TCP"))
+            await asyncio.sleep(0.5)
+            assert set(writer.sets.kernel[PORT4]) == keys(TWO, port=8443)
+
+
+@virtual
+async def test_a_removed_endpoint_loses_its_elements_and_its_holds():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE, who="web")
+        await asyncio.sleep(1)
+        number = writer.ask("b.example.com", TWO, who="web")
+        head, _, policy = POLICY.split("---\n")
+        writer.swap(f"{head}---\n{policy}")
+        assert writer.ends[number] == ("set refused", 0.0)
+        await asyncio.sleep(1)
+        assert writer.sets.kernel[WEB4] == {}
+        assert writer.manager.status()["state"] == "enforcing"
+        assert writer.manager.failures == 0
+
+
+# Long things
+
+
+@virtual
+async def test_answers_do_not_wait_for_a_long_repair(monkeypatch):
+    monkeypatch.setattr(plan_module, "STEP", 10)
+    sets = sets_with_hub(delay=milliseconds(1))
+    async with Writer(POLICY, sets).running() as writer:
+        for number, one in enumerate(fresh(2000)):
+            writer.ask(f"n{number}.example.com", one)
+        await asyncio.sleep(1)
+        writer.manager.foreign_change()
+        for number in range(200):
+            writer.ask(f"m{number}.example.com", *fresh(1, 3000 + number))
+            await asyncio.sleep(0.003)
+        assert writer.manager.timeouts == 0
+        assert writer.unapplied() == []
+        assert max(held for _, held in writer.ends.values()) < 0.05
+
+
+@virtual
+async def test_everything_that_packets_feed_is_bounded(monkeypatch):
+    monkeypatch.setattr(manager_module, "WAITING", 10)
+    monkeypatch.setattr(manager_module, "QUEUE", 5)
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        numbers = [writer.ask("a.example.com", one) for one in fresh(15)]
+        status = writer.manager.status()
+        assert (status["waiting"], status["queued"]) == (10, 5)
+        assert [writer.ends[each][0] for each in numbers[10:]] == ["hold limit"] * 5
+        assert writer.manager.refused == 5
+        sets.stuck.set()
+        await asyncio.sleep(0.09)
+        assert all(writer.answers[each].applied for each in numbers[:10])
+        assert writer.in_kernel() == writer.wanted()
+
+
+# Start and stop
+
+
+@virtual
+async def test_the_start_adopts_what_the_sets_still_hold_and_removes_the_rest():
+    sets = sets_with_hub()
+    sets.kernel[PORT4] = {key_of(ONE, 6, 443): "a.example.com.", key_of(TWO, 6, 22): "old.example.net."}
+    writer = Writer(POLICY, sets)
+    await writer.manager.start()
+    assert sets.kernel[PORT4] == {key_of(ONE, 6, 443): "a.example.com."}
+    assert writer.caches.of("default/ci").addresses(from_text("a.example.com")) == (ONE,)
+    assert sets.kernel.keys() == set(writer.plan.specs())
+    assert writer.manager.drift == 0
+    assert writer.manager.status()["state"] == "enforcing"
+    number = writer.ask("a.example.com", ONE)
+    assert writer.answers[number].applied
+
+
+@virtual
+async def test_a_start_without_rights_says_so():
+    sets = sets_with_hub(rights=False)
+    writer = Writer(POLICY, sets)
+    assert writer.manager.status()["state"] == "starting"
+    with pytest.raises(RightsError, match="CAP_NET_ADMIN"):
+        await writer.manager.start()
+
+
+@virtual
+async def test_holds_that_came_before_the_start_wait_for_it():
+    writer = Writer(POLICY, sets_with_hub())
+    number = writer.ask("a.example.com", ONE)
+    async with writer.running(start=False):
+        await asyncio.sleep(0.05)
+        assert writer.answers[number].applied
+
+
+@virtual
+async def test_at_the_end_who_still_waits_is_refused():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    writer = Writer(POLICY, sets)
+    async with writer.running():
+        sets.stuck.clear()
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.001)
+    assert writer.answers[number].wire == b"refusal"
+    assert writer.ends[number][0] == "stopping"
+
+
+@virtual
+async def test_the_status_can_be_written_down():
+    async with Writer(POLICY, FakeSets()).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.05)
+        status = json.loads(json.dumps(writer.manager.status()))
+        assert status["applied"] == status["elements"] == status["released"] == 1
+        assert status["state"] == "enforcing"
+
+
+async def test_the_writer_runs_on_the_loop_of_this_run():
+    async with Writer(POLICY, sets_with_hub(), hold=10.0).running() as writer:
+        numbers = [writer.ask(f"n{each}.example.com", one) for each, one in enumerate(fresh(500))]
+        await until(lambda: len(writer.answers) == len(numbers))
+        assert writer.unapplied() == []
+        assert writer.in_kernel() == writer.wanted()

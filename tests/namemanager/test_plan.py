@@ -1,0 +1,723 @@
+"""The plan: what is learned, what it opens, and what it takes to make the sets so."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dnsproxy.addresses import from_text as address
+from dnsproxy.cache.gc import Caches, Collector
+from dnsproxy.namemanager import plan as plan_module
+from dnsproxy.namemanager.elements import Element, SetSpec, comment, key_of, key_text
+from dnsproxy.namemanager.plan import Plan, diff
+from dnsproxy.names import from_labels, from_text
+from dnsproxy.rules.policy import load
+
+ENDPOINTS = """
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: ci, labels: {app: ci}}
+spec: {addresses: [192.0.2.10]}
+---
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: web, labels: {app: web}}
+spec: {addresses: [192.0.2.20]}
+---
+"""
+POLICY = (
+    ENDPOINTS
+    + """
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: ci}
+spec:
+  endpointSelector: {matchLabels: {app: ci}}
+  allow:
+  - {name: www.example.com, ports: [443/TCP]}
+  - {name: both.example.com, ports: [443/TCP, 53/UDP]}
+  - {pattern: "*.example.com", ports: [80/TCP]}
+  - {name: any.example.org}
+  - {name: set.example.org, ports: [22/TCP], set: [github, "4#inet#fw4#hub", "6#inet#fw4#hub6"]}
+  - {name: inside.example.org, ports: [443/TCP], cidrs: [10.0.0.0/8]}
+  - {name: inside.example.org, ports: [80/TCP]}
+  - {name: tail.example.net, ports: [443/TCP], cnames: true}
+  - {name: plain.example.net, ports: [443/TCP]}
+  resolve: ["*.lookup.test"]
+---
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: web}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  allow:
+  - {name: www.example.com, ports: [443/TCP]}
+  - {name: set.example.org, ports: [22/TCP], set: github}
+"""
+)
+ONE, TWO, SIX = address("93.184.216.34"), address("93.184.216.35"), address("2606:4700::6810:1")
+PRIVATE = address("10.1.2.3")
+OURS = ("inet", "dnsproxy")
+
+
+class World:
+    """A plan with one step per verb, and the endpoints by name."""
+
+    def __init__(self, text=POLICY, private=(), **bounds):
+        settings = {"minimum_ttl": 60, "addresses_per_name": 10, "names_per_endpoint": 100} | bounds
+        self.endpoints, self.policy = load([("policies.yaml", text)], enforcement="default")
+        self.plan = Plan(self.policy, self.endpoints, caches=Caches(**settings), private=private)
+
+    def endpoint(self, name="ci"):
+        return next(each for each in self.endpoints.endpoints if each.name == name)
+
+    def view(self, name="ci"):
+        return self.policy.view(self.endpoint(name))
+
+    def observe(self, text, *addresses, who="ci", now=1000.0, cnames=()):
+        view, name = self.view(who), from_text(text)
+        targets = tuple(map(from_text, cnames))
+        return self.plan.observe(view, view.verdict(name).grants, name, addresses, 0, now, targets)
+
+    def lacking(self, *arguments, **more):
+        """Observe; return what is not applied of what the answer opens."""
+        return tuple(self.plan.lacking(self.observe(*arguments, **more)))
+
+    def apply(self, elements):
+        self.plan.claim(elements)
+        self.plan.acknowledged((), elements)
+
+    def swap(self, text):
+        self.endpoints, self.policy = load([("policies.yaml", text)], enforcement="default")
+        self.plan.set_policy(self.policy, self.endpoints)
+
+    def wanted(self):
+        found = {}
+        for _ in self.plan.wanted(found):
+            pass
+        return {spec: content for spec, content in found.items() if content}
+
+    def changes(self, size=1000):
+        return list(self.plan.changes(self.wanted(), size))
+
+    def write(self):
+        """Walk, and have the kernel acknowledge everything at once."""
+        for deletes, adds in self.plan.changes(self.wanted(), 1000):
+            self.plan.acknowledged(deletes, adds)
+
+    def collect(self, now):
+        collector = Collector(self.plan.caches)
+        while not collector.step(now).done:
+            pass
+
+
+def said(elements):
+    """What a person would say of elements: set, key, name."""
+    return {f"{each.spec.name} {key_text(each.key)} {each.name}" for each in elements}
+
+
+# What a name opens
+
+
+def test_a_rule_with_ports_opens_each_port_in_the_set_of_the_endpoint_that_asked():
+    assert said(World().observe("both.example.com", ONE)) == {
+        "ep.default.ci.port4 93.184.216.34 . tcp . 443 both.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . udp . 53 both.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . tcp . 80 both.example.com.",
+    }
+
+
+def test_a_rule_without_ports_opens_the_address_alone_in_its_family():
+    assert said(World().observe("any.example.org", ONE, SIX)) == {
+        "ep.default.ci.addr4 93.184.216.34 any.example.org.",
+        "ep.default.ci.addr6 2606:4700::6810:1 any.example.org.",
+    }
+
+
+def test_sets_that_a_rule_names_get_plain_addresses_of_their_family():
+    elements = World().observe("set.example.org", ONE, SIX)
+    assert {(str(each.spec), key_text(each.key), each.spec.ours) for each in elements} == {
+        ("inet dnsproxy ep.default.ci.port4", "93.184.216.34 . tcp . 22", True),
+        ("inet dnsproxy ep.default.ci.port6", "2606:4700::6810:1 . tcp . 22", True),
+        ("inet dnsproxy github4", "93.184.216.34", True),
+        ("inet dnsproxy github6", "2606:4700::6810:1", True),
+        ("inet fw4 hub", "93.184.216.34", False),
+        ("inet fw4 hub6", "2606:4700::6810:1", False),
+    }
+
+
+def test_a_set_of_the_users_form_in_our_own_table_is_ours():
+    world = World(POLICY.replace("4#inet#fw4#hub", "4#inet#dnsproxy#github4"))
+    assert [spec for spec in world.plan.specs() if spec.name == "github4"] == [
+        SetSpec(*OURS, "github4", 4, ports=False, ours=True)
+    ]
+
+
+def test_elements_of_says_the_same_as_observe():
+    world = World()
+    grants = world.view().grants(from_text("set.example.org"))
+    elements = world.plan.elements_of(world.endpoint(), grants, "set.example.org.", ONE)
+    assert elements == world.observe("set.example.org", ONE)
+
+
+def test_a_long_name_is_cut_as_the_kernel_keeps_it():
+    name = from_labels([b"a" * 63, b"b" * 63, b"c" * 63, b"example", b"com"])
+    world = World(POLICY.replace('"*.example.com"', '"**.example.com"'))
+    view = world.view()
+    [element] = world.plan.observe(view, view.grants(name), name, (ONE,), 0, 1.0)
+    assert element.name == comment(element.name)
+    assert len(element.name) == 127
+    world.apply([element])
+    world.plan.found(element.spec, {element.key: element.name})
+    assert world.changes() == []
+
+
+def test_every_set_exists_before_its_first_use_and_for_endpoints_without_rules_too():
+    specs = World().plan.specs()
+    assert len(set(specs)) == len(specs)
+    assert {str(spec) for spec in specs} == {
+        f"inet dnsproxy ep.default.{name}.{kind}{version}"
+        for name in ("ci", "web", "host")
+        for kind in ("addr", "port")
+        for version in (4, 6)
+    } | {"inet dnsproxy github4", "inet dnsproxy github6", "inet fw4 hub", "inet fw4 hub6"}
+
+
+# What is learned
+
+
+def test_a_name_that_opens_nothing_is_learned_all_the_same():
+    world = World()
+    assert world.observe("one.lookup.test", ONE) == ()
+    assert world.plan.caches.of("default/ci").addresses(from_text("one.lookup.test")) == (ONE,)
+    assert world.plan.caches.global_.addresses(from_text("one.lookup.test")) == (ONE,)
+    assert world.wanted() == {}
+
+
+def test_an_address_that_nothing_permits_is_not_learned_and_opens_nothing():
+    world = World()
+    assert world.observe("www.example.com", PRIVATE) == ()
+    assert world.plan.caches.of("default/ci").addresses(from_text("www.example.com")) == ()
+    assert world.plan.caches.global_.addresses(from_text("www.example.com")) == ()
+
+
+def test_a_non_public_address_opens_only_what_the_rules_that_permit_it_say():
+    world = World()
+    assert said(world.observe("inside.example.org", PRIVATE)) == {
+        "ep.default.ci.port4 10.1.2.3 . tcp . 443 inside.example.org."
+    }
+    assert len(world.observe("inside.example.org", ONE)) == 2
+
+
+def test_an_embedded_address_is_judged_by_what_it_embeds():
+    world = World()
+    nat64 = address("64:ff9b::10.1.2.3")
+    assert world.observe("www.example.com", nat64) == ()
+    assert said(world.observe("inside.example.org", nat64)) == {
+        "ep.default.ci.port6 64:ff9b::a01:203 . tcp . 443 inside.example.org."
+    }
+
+
+def test_ranges_permitted_for_all_permit_for_all_rules():
+    world = World(private=(ip_network("10.0.0.0/8"),))
+    assert len(world.observe("inside.example.org", PRIVATE)) == 2
+    assert world.plan.permits(world.view().grants(from_text("www.example.com")), PRIVATE)
+    assert not world.plan.permits(world.view().grants(from_text("www.example.com")), address("192.168.0.1"))
+
+
+def test_a_cname_target_counts_only_for_rules_that_say_so():
+    world = World()
+    cnames = ("plain.example.net", "tail.example.net")
+    assert said(world.observe("start.lookup.test", ONE, cnames=cnames)) == {
+        "ep.default.ci.port4 93.184.216.34 . tcp . 443 tail.example.net."
+    }
+    cache = world.plan.caches.of("default/ci")
+    assert set(cache.names(ONE)) == {from_text("start.lookup.test"), from_text("tail.example.net")}
+
+
+def test_what_is_learned_opens_nothing_for_another_endpoint():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    world.apply(elements)
+    assert world.observe("www.example.com", ONE) == ()
+    assert {each.spec.name for each in world.observe("www.example.com", ONE, who="web")} == {
+        "ep.default.web.port4"
+    }
+    assert len(list(world.plan.caches.of("default/web").items())) == 1
+
+
+# Applied, and open
+
+
+def test_an_element_counts_when_acknowledged_and_not_before():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    assert world.lacking("www.example.com", ONE) == elements
+    world.apply(elements[:1])
+    assert world.lacking("www.example.com", ONE) == elements[1:]
+    world.apply(elements[1:])
+    assert world.lacking("www.example.com", ONE) == ()
+
+
+def test_an_answer_waits_for_all_that_it_opens_also_for_what_is_applied_already():
+    world = World()
+    world.apply(world.observe("start.lookup.test", ONE, cnames=["tail.example.net"]))
+    world.apply(world.observe("www.example.com", ONE))
+    elements = world.observe("www.example.com", ONE, TWO, cnames=["tail.example.net"])
+    assert len(elements) == 6
+    assert len(world.plan.lacking(elements)) == 3
+
+
+def test_an_open_address_only_extends_its_lease():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE, now=1000.0))
+    world.observe("www.example.com", ONE, now=1001.0)
+    grants = world.view().grants(from_text("www.example.com"))
+    assert grants.open == {"default/ci": {ONE}}
+    world.observe("www.example.com", ONE, now=1030.0)
+    for cache in (world.plan.caches.of("default/ci"), world.plan.caches.global_):
+        assert cache.lookup(from_text("www.example.com"), ONE).expiry == 1090.0
+
+
+def test_one_new_address_among_known_ones_is_what_is_lacking():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE))
+    assert {each.key[:4] for each in world.lacking("www.example.com", ONE, TWO)} == {TWO}
+
+
+def test_what_the_kernel_lost_is_lacking_again():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    world.apply(elements)
+    world.observe("www.example.com", ONE)
+    assert world.plan.found(elements[0].spec, {elements[0].key: "www.example.com."}) == (1, 0)
+    assert world.lacking("www.example.com", ONE) == elements[1:]
+
+
+def test_a_set_that_is_gone_holds_nothing():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    world.apply(elements)
+    world.observe("www.example.com", ONE)
+    world.plan.forget(elements[0].spec)
+    assert world.observe("www.example.com", ONE) == elements
+
+
+def test_in_doubt_nothing_counts_until_acknowledged_or_read_back():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    world.apply(elements)
+    world.observe("www.example.com", ONE)
+    world.plan.doubt()
+    assert world.lacking("www.example.com", ONE) == elements
+    world.apply(elements[:1])
+    assert world.lacking("www.example.com", ONE) == elements[1:]
+    content = {element.key: element.name for element in elements}
+    assert world.plan.found(elements[0].spec, content) == (0, 0)
+    assert world.lacking("www.example.com", ONE) == ()
+
+
+def test_doubt_does_not_forget_what_was_believed():
+    world = World()
+    elements = world.observe("www.example.com", ONE)
+    world.apply(elements)
+    world.plan.doubt()
+    world.plan.doubt()
+    assert world.plan.found(elements[0].spec, {ONE + b"x" * 8: "foreign"}) == (2, 1)
+
+
+def test_an_element_stops_counting_before_its_deletion_is_sent():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE))
+    world.observe("www.example.com", ONE)
+    world.collect(2000.0)
+    transactions = world.plan.changes(world.wanted(), 1000)
+    deletes, adds = next(transactions)
+    assert len(deletes) == 2
+    assert adds == []
+    assert len(world.observe("www.example.com", ONE)) == 2
+
+
+def test_the_memory_of_open_addresses_is_bounded(monkeypatch):
+    monkeypatch.setattr(plan_module, "OPEN", 3)
+    world = World()
+    for number in range(10):
+        answer = (bytes((93, 0, 0, number)),)
+        world.apply(world.observe("www.example.com", *answer))
+        assert world.observe("www.example.com", *answer) == ()
+        grants = world.view().grants(from_text("www.example.com"))
+        assert answer[0] in grants.open["default/ci"]
+        assert len(grants.open["default/ci"]) <= 3
+
+
+def test_the_memory_of_what_grants_open_is_bounded(monkeypatch):
+    monkeypatch.setattr(plan_module, "TEMPLATES", 1)
+    world = World()
+    for text in ("www.example.com", "any.example.org", "set.example.org") * 2:
+        world.observe(text, ONE)
+    assert len(world.plan._places["default/ci"]._by_grants) == 1
+
+
+# Wanted, and the difference
+
+
+def test_a_name_in_the_caches_is_wanted_and_a_collected_one_is_not():
+    world = World()
+    world.observe("www.example.com", ONE, now=1000.0)
+    world.observe("www.example.com", TWO, now=1030.0)
+    world.collect(1061.5)
+    assert {key[:4] for content in world.wanted().values() for key in content} == {TWO}
+    world.collect(2000.0)
+    assert world.wanted() == {}
+
+
+def test_a_name_that_no_longer_contributes_gives_its_element_to_another_in_one_transaction():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE, now=1000.0))
+    world.observe("other.example.com", ONE, now=1050.0)
+    assert world.changes() == []
+    world.collect(1061.5)
+    [(deletes, adds)] = world.changes()
+    assert said(deletes) == {
+        "ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . tcp . 443 www.example.com.",
+    }
+    assert said(adds) == {"ep.default.ci.port4 93.184.216.34 . tcp . 80 other.example.com."}
+
+
+def test_the_name_that_an_element_has_stays_while_it_contributes():
+    world = World()
+    names = ["www.example.com", "a.example.com", "b.example.com", "c.example.com"]
+    for order in (names, names[::-1]):
+        for text in order:
+            world.apply(world.observe(text, ONE))
+        assert world.changes() == []
+
+
+def test_changes_come_in_transactions_of_bounded_size_with_renames_whole():
+    world = World(addresses_per_name=1000)
+    many = tuple(bytes((93, 0, 1, number)) for number in range(20))
+    world.observe("plain.example.net", *many)
+    spec = SetSpec(*OURS, "ep.default.ci.port4", 4, ports=True, ours=True)
+    world.plan.found(spec, {key_of(each, 6, 443): "old.example.net." for each in many[:10]})
+    transactions = world.changes(size=5)
+    assert sum(len(deletes) for deletes, _ in transactions) == 10
+    assert sum(len(adds) for _, adds in transactions) == 20
+    for deletes, adds in transactions:
+        assert 0 < len(deletes) + len(adds) <= 5
+        assert {each.key for each in deletes} <= {each.key for each in adds}
+
+
+def test_what_is_touched_during_a_walk_is_not_deleted_by_it():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE, TWO))
+    world.observe("www.example.com", ONE, TWO)
+    world.collect(2000.0)
+    with world.plan.watch():
+        wanted = world.wanted()
+        assert world.observe("www.example.com", ONE, now=2000.0) == ()
+        [(deletes, _)] = world.plan.changes(wanted, 1000)
+    assert {each.key[:4] for each in deletes} == {TWO}
+    assert world.changes() == []
+
+
+def test_what_is_touched_between_two_transactions_of_a_walk_is_not_deleted_either():
+    world = World()
+    world.apply(world.observe("any.example.org", ONE, TWO))
+    world.observe("any.example.org", ONE, TWO)
+    world.collect(2000.0)
+    with world.plan.watch():
+        transactions = world.plan.changes(world.wanted(), 2)
+        [(first,), _] = next(transactions)
+        left = ({ONE, TWO} - {first.key}).pop()
+        assert world.observe("any.example.org", left, now=2000.0) == ()
+        assert [change for change in transactions if change[0]] == []
+
+
+def test_touching_a_name_does_not_spare_what_the_policy_took_from_it():
+    world = World()
+    world.apply(world.observe("both.example.com", ONE))
+    world.swap(POLICY.replace("443/TCP, 53/UDP", "443/TCP"))
+    with world.plan.watch():
+        wanted = world.wanted()
+        world.observe("both.example.com", ONE)
+        [(deletes, adds)] = world.plan.changes(wanted, 1000)
+    assert said(deletes) == {"ep.default.ci.port4 93.184.216.34 . udp . 53 both.example.com."}
+    assert adds == []
+
+
+def test_a_walk_is_cut_into_steps_and_survives_what_happens_between_them(monkeypatch):
+    monkeypatch.setattr(plan_module, "STEP", 3)
+    world = World()
+    for number in range(30):
+        world.observe(f"n{number}.example.com", ONE)
+    found, steps = {}, 0
+    for number, _ in enumerate(world.plan.wanted(found)):
+        world.observe(f"m{number}.example.com", TWO)
+        world.collect(1000.0)
+        steps += 1
+    assert steps > 10
+    assert ONE in {key[:4] for content in found.values() for key in content}
+
+
+CONTENT = st.dictionaries(
+    st.sampled_from([SetSpec(*OURS, f"s{n}", 4, ports=False, ours=bool(n)) for n in range(3)]),
+    st.dictionaries(st.sampled_from([bytes((93, 0, 0, n)) for n in range(6)]), st.sampled_from("abc")),
+)
+
+
+def kernel_after(content, deletes, adds):
+    after = {spec: dict(elements) for spec, elements in content.items()}
+    for element in deletes:
+        del after[element.spec][element.key]
+    for element in adds:
+        after.setdefault(element.spec, {}).setdefault(element.key, element.name)
+    return {spec: elements for spec, elements in after.items() if elements}
+
+
+@given(CONTENT, CONTENT)
+def test_applying_a_difference_gives_what_was_wanted_and_a_second_one_is_empty(wanted, applied):
+    after = kernel_after(applied, *diff(wanted, applied))
+    assert after == {spec: elements for spec, elements in wanted.items() if elements}
+    assert diff(wanted, after) == ([], [])
+
+
+@given(CONTENT, CONTENT, st.integers(2, 7))
+def test_the_changes_of_a_plan_are_the_difference(wanted, applied, size):
+    world = World()
+    for spec, content in applied.items():
+        world.apply([Element(spec, key, name) for key, name in content.items()])
+    deletes, adds = diff(wanted, world.plan.applied)
+    transactions = list(world.plan.changes(wanted, size))
+    assert sorted(each for change in transactions for each in change[0]) == sorted(deletes)
+    assert sorted(each for change in transactions for each in change[1]) == sorted(adds)
+
+
+# The user's own sets
+
+
+HUB = SetSpec("inet", "fw4", "hub", 4, ports=False, ours=False)
+
+
+def test_in_a_set_of_the_users_only_what_we_added_is_ever_deleted():
+    world = World()
+    world.apply(world.observe("set.example.org", ONE))
+    assert world.plan.found(HUB, {ONE: "set.example.org.", TWO: "by hand", PRIVATE: ""}) == (0, 0)
+    world.collect(2000.0)
+    deletes = [each for change in world.changes() for each in change[0] if each.spec == HUB]
+    assert [each.key for each in deletes] == [ONE]
+
+
+def test_an_element_that_the_user_had_there_first_is_never_deleted():
+    world = World()
+    world.apply(world.observe("set.example.org", ONE))
+    world.plan.found(HUB, {ONE: "by hand"})
+    assert {each.spec for each in world.lacking("set.example.org", ONE)} == {HUB}
+    world.collect(2000.0)
+    assert [each for change in world.changes() for each in change[0] if each.spec == HUB] == []
+
+
+def test_what_was_asked_for_in_a_set_of_the_users_is_ours_whatever_became_of_the_request():
+    world = World()
+    lost = world.observe("set.example.org", ONE)
+    world.plan.claim(lost)
+    world.apply(world.observe("set.example.org", TWO))
+    world.collect(2000.0)
+    world.changes()  # the deletion of TWO is sent, and fails
+    world.plan.found(HUB, {ONE: "set.example.org.", TWO: "set.example.org."})
+    deletes = [each for change in world.changes() for each in change[0] if each.spec == HUB]
+    assert {each.key for each in deletes} == {ONE, TWO}
+
+
+# Policy
+
+
+def test_cached_names_are_picked_up_by_a_new_policy():
+    world = World()
+    world.observe("one.lookup.test", ONE)
+    world.swap(POLICY + '  - {pattern: "*.lookup.test", ports: [443/TCP]}\n')
+    assert world.changes() == []
+    world.swap(POLICY.replace("name: plain.example.net", 'pattern: "*.lookup.test"'))
+    [(_, adds)] = world.changes()
+    assert said(adds) == {"ep.default.ci.port4 93.184.216.34 . tcp . 443 one.lookup.test."}
+
+
+def test_a_name_that_lost_its_grant_keeps_nothing():
+    world = World()
+    world.apply(world.observe("any.example.org", ONE))
+    world.observe("any.example.org", ONE)
+    world.swap(POLICY.replace("name: any.example.org", "name: other.example.org"))
+    [(deletes, adds)] = world.changes()
+    assert said(deletes) == {"ep.default.ci.addr4 93.184.216.34 any.example.org."}
+    assert adds == []
+
+
+def test_after_a_swap_nothing_is_open_by_the_old_policy():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE))
+    view, name = world.view(), from_text("www.example.com")
+    old = view.verdict(name).grants
+    world.observe("www.example.com", ONE)
+    assert old.open["default/ci"] == {ONE}
+    world.swap(POLICY.replace("443/TCP]}", "8443/TCP]}"))
+    assert old.open["default/ci"] == set()
+    assert "8443" in " ".join(said(world.observe("www.example.com", ONE)))
+
+
+def test_an_endpoint_that_is_gone_takes_its_cache_and_its_elements_with_it():
+    world = World()
+    view, name = world.view("web"), from_text("www.example.com")
+    world.apply(world.observe("www.example.com", ONE, who="web"))
+    endpoints = ENDPOINTS.partition("---")[0] + "---"
+    world.swap(POLICY.replace(ENDPOINTS, endpoints))
+    assert list(world.plan.caches.endpoints) == ["default/host", "default/ci"]
+    [(deletes, adds)] = world.changes()
+    assert said(deletes) == {"ep.default.web.port4 93.184.216.34 . tcp . 443 www.example.com."}
+    assert adds == []
+    assert not world.plan.needs(deletes)
+    assert world.plan.observe(view, view.verdict(name).grants, name, (ONE,), 0, 1000.0) == ()
+    world.plan.found(deletes[0].spec, {})
+    assert deletes[0].spec not in world.plan.applied
+
+
+# Start
+
+
+def test_what_a_set_holds_at_the_start_is_learned_if_the_policy_still_grants_it():
+    world = World()
+    spec = SetSpec(*OURS, "ep.default.ci.port4", 4, ports=True, ours=True)
+    content = {
+        key_of(ONE, 6, 443): "www.example.com.",
+        key_of(TWO, 6, 22): "www.example.com.",
+        key_of(address("93.184.216.36"), 6, 443): "gone.example.net.",
+        key_of(address("93.184.216.37"), 6, 443): "not a name",
+        key_of(address("93.184.216.38"), 6, 443): "",
+        key_of(PRIVATE, 6, 443): "www.example.com.",
+        key_of(address("93.184.216.39"), 6, 80): r"a\.b.example.com.",
+    }
+    assert world.plan.adopt(spec, content, 1000.0) == 1
+    world.plan.found(spec, content)
+    [learned] = world.plan.caches.of("default/ci").items()
+    assert learned[:2] == (from_text("www.example.com"), ONE)
+    assert list(world.plan.caches.of("default/web").items()) == []
+    [(deletes, adds)] = world.changes()
+    assert {each.key for each in deletes} == content.keys() - {key_of(ONE, 6, 443)}
+    assert said(adds) == {"ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com."}
+    world.collect(1062.0)
+    assert list(world.plan.caches.of("default/ci").items()) == []
+
+
+def test_a_shared_set_teaches_nothing_by_itself():
+    world = World()
+    shared = SetSpec(*OURS, "github4", 4, ports=False, ours=True)
+    assert world.plan.adopt(shared, {ONE: "set.example.org."}, 1000.0) == 0
+    assert world.wanted() == {}
+
+
+# Everything together
+
+
+NAMES = ["www.example.com", "both.example.com", "any.example.org", "set.example.org", "one.lookup.test"]
+POOL = [ONE, TWO, SIX, PRIVATE]
+STEPS = st.one_of(
+    st.tuples(
+        st.just("observe"),
+        st.sampled_from(NAMES),
+        st.lists(st.sampled_from(POOL), min_size=1, max_size=3),
+        st.sampled_from(["ci", "web"]),
+    ),
+    st.tuples(st.just("acknowledge"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["write", "half", "doubt", "swap", "expire"])),
+    st.tuples(st.just("found"), st.integers(0, 15), st.sets(st.integers(0, 9))),
+    st.tuples(st.just("forget"), st.integers(0, 15)),
+)
+
+
+class Model(SimpleNamespace):
+    """A plan beside a model of what a kernel has told it."""
+
+    def __init__(self):
+        super().__init__(
+            world=World(), asked=[], now=1000.0, texts=[POLICY, POLICY.replace("443/TCP", "8443/TCP")]
+        )
+
+    def observe(self, text, addresses, who):
+        view, name = self.world.view(who), from_text(text)
+        grants = view.verdict(name).grants
+        plan = self.world.plan
+        lacking = plan.observe(view, grants, name, tuple(addresses), 0, self.now)
+        every = [
+            each
+            for one in addresses
+            if plan.permits(grants, one)
+            for each in plan.elements_of(view.endpoint, grants, f"{text}.", one)
+        ]
+        assert set(lacking) == (set(every) if plan.lacking(every) else set())
+        self.asked += lacking
+
+    def acknowledge(self, number):
+        taken, self.asked = self.asked[:number], self.asked[number:]
+        self.world.plan.acknowledged((), taken)
+
+    def write(self):
+        self.world.write()
+
+    def half(self):
+        """A walk whose first transaction is sent, and no more."""
+        next(self.world.plan.changes(self.world.wanted(), 2), None)
+
+    def doubt(self):
+        self.world.plan.doubt()
+
+    def swap(self):
+        self.asked = []
+        self.texts.reverse()
+        self.world.swap(self.texts[0])
+
+    def expire(self):
+        self.now += 100.0
+        self.world.collect(self.now)
+
+    def found(self, place, kept):
+        specs = self.world.plan.specs()
+        spec = specs[place % len(specs)]
+        content = self.world.plan.applied.get(spec, {})
+        self.world.plan.found(spec, {key: name for n, (key, name) in enumerate(content.items()) if n in kept})
+
+    def forget(self, place):
+        specs = self.world.plan.specs()
+        self.world.plan.forget(specs[place % len(specs)])
+
+    def check(self):
+        """Whatever is open has every element applied."""
+        plan = self.world.plan
+        for who in ("ci", "web"):
+            view = self.world.view(who)
+            for text in NAMES:
+                grants = view.verdict(from_text(text)).grants
+                for one in grants.open.get(view.endpoint.key, ()):
+                    for each in plan.elements_of(view.endpoint, grants, text, one):
+                        assert each.key in plan.applied[each.spec]
+        assert plan._opened == sum(map(len, plan._memo.values()))
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_nothing_is_open_that_is_not_applied_whatever_happens(steps):
+    model = Model()
+    for verb, *arguments in steps:
+        getattr(model, verb)(*arguments)
+        model.check()
+
+
+@pytest.mark.parametrize("cnames", [(), ("tail.example.net",)])
+def test_the_hot_path_leaves_the_plan_as_it_is(cnames):
+    world = World()
+    for _ in range(2):
+        world.apply(world.observe("www.example.com", ONE, TWO, cnames=cnames))
+    before = (world.plan.applied, dict(world.plan._memo), world.wanted())
+    assert world.observe("www.example.com", TWO, ONE, cnames=cnames, now=1001.0) == ()
+    assert (world.plan.applied, dict(world.plan._memo), world.wanted()) == before
