@@ -42,7 +42,7 @@ class EndpointSpec(CamelModel):
 class EndpointDocument(KubernetesObject):
     """Somebody who asks, where no orchestrator tells us."""
 
-    spec: EndpointSpec
+    spec: EndpointSpec = EndpointSpec()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -135,7 +135,7 @@ KINDS: dict[str, tuple[str, type[KubernetesObject]]] = {
     "CiliumNetworkPolicy": ("cilium.io/v2", CiliumNetworkPolicy),
     "CiliumClusterwideNetworkPolicy": ("cilium.io/v2", CiliumClusterwideNetworkPolicy),
 }
-LATER = {"Domain": "dyndns.contrib.strato.com/v1alpha1", "Secret": "v1"}
+LATER = (("Domain", "dyndns.contrib.strato.com/v1alpha1"), ("Secret", "v1"))
 
 
 class Object(NamedTuple):
@@ -163,7 +163,7 @@ def read(document: Document) -> tuple[list[Object], list[Problem]]:
     problems: list[Problem] = []
     for part in _flat(document):
         kind, version = _head(part)
-        if isinstance(kind, str) and LATER.get(kind) == version:
+        if (kind, version) in LATER:
             notes.append(part.problem(("kind",), f"{kind} documents are not used yet: skipped"))
             continue
         try:
