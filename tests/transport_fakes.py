@@ -122,6 +122,25 @@ class Inbox:
         self.got.append((wire, peer))
 
 
+def one_port(host="127.0.0.1"):
+    """A UDP and a TCP socket on one port that is free for both."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        datagrams, stream = (
+            socket.socket(family, socket.SOCK_DGRAM),
+            socket.socket(family, socket.SOCK_STREAM),
+        )
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        datagrams.bind((host, 0))
+        try:
+            stream.bind(datagrams.getsockname())
+        except OSError:  # some other connection has it
+            datagrams.close()
+            stream.close()
+        else:
+            return datagrams, stream
+
+
 @contextmanager
 def udp_client(port, host="127.0.0.1", source=None):
     """A connected, non-blocking UDP socket: it gets only what comes from the very address that it asks."""

@@ -10,7 +10,8 @@ or two. The memory that the kernel reads and writes is laid out once:
     data            the octets
 
 *Receiving:* every datagram has a fixed place in `data`, one octet larger than the limit, so a larger datagram
-shows by its length. The lengths of all of them are unpacked from the mmsghdr array in one go.
+shows by its length. The lengths of all of them are unpacked from the mmsghdr array in one go. (The kernel
+also writes the lengths of sockaddr and control there; both always fill their room, so none is to be reset.)
 *Sending:* the datagrams are joined, copied to `data` in one go, and the iovecs point into it.
 
 A *peer* is the slot as it was received: 16 or 32 octets of sockaddr (28 and padding for IPv6), followed by
@@ -155,7 +156,6 @@ class Receiver:
             iovec.base = memory.base + start
             iovec.length = limit + 1
         self._headers = memoryview(memory.messages).cast("B")
-        self._fresh = bytes(self._headers) if layout.control else b""
         self._lengths = [Struct(_LENGTH * count) for count in range(BATCH + 1)]
         self._peers = [Struct(f"{layout.peer}s" * count) for count in range(BATCH + 1)]
         self._interfaces: memoryview | None = None
@@ -169,8 +169,6 @@ class Receiver:
 
         Raises OSError for what the socket reports instead, such as ECONNREFUSED.
         """
-        if self._fresh:  # the kernel wrote how much of the control space it used; names are all equally long
-            self._headers[:] = self._fresh
         count = _libc.recvmmsg(fd, self._memory.pointer, BATCH, _NOWAIT, _NULL)
         if count < 0:
             code = ctypes.get_errno()

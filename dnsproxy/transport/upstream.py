@@ -43,12 +43,8 @@ DRAINING: Final = 64  # replaced sockets that still listen, over all servers; ab
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 CONNECT: Final = 2.0  # seconds for a TCP handshake
-IDLE: Final = (
-    10.0  # seconds after which we close an unused stream, before a firewall on the way forgets it silently
-)
-UNACKNOWLEDGED: Final = (
-    5_000  # milliseconds after which the kernel gives up a stream that nobody acknowledges
-)
+IDLE: Final = 10.0  # seconds until we close an unused stream; firewalls on the way forget it without a word
+UNACKNOWLEDGED: Final = 5_000  # milliseconds until the kernel gives up a stream that nobody acknowledges
 UNSENT: Final = 1024 * 1024  # octets that wait for a stream
 
 SO_MARK: Final = 36  # asm-generic/socket.h; Linux only, and so are we
@@ -165,15 +161,14 @@ class UpstreamStream(asyncio.Protocol):
         frame = framed(wire)
         self._used = self._loop.time()
         transport = self._transport
-        ready = transport if transport is not None and not transport.is_closing() else None
-        waiting = len(self._unsent) if ready is None else ready.get_write_buffer_size()
+        waiting = len(self._unsent) if transport is None else transport.get_write_buffer_size()
         if self._closed or waiting + len(frame) > UNSENT:
             self.dropped += 1
-        elif ready is not None:
-            ready.write(frame)
+        elif transport is not None:
+            transport.write(frame)  # into the void if it is closing, and then it is lost like the rest
         else:
             self._unsent += frame
-            if transport is None and self._task is None:
+            if self._task is None:
                 self._task = self._spawn(self._connect())
 
     def close(self) -> None:

@@ -374,19 +374,20 @@ async def test_only_whole_messages_keep_a_connection_open():
 # -- the end ----------------------------------------------------------------------------------------------
 
 
-async def test_draining_answers_what_was_taken_and_takes_no_more():
+@pytest.mark.parametrize(("in_flight", "taken"), [(2, 2), (128, 4)])
+async def test_draining_answers_what_was_taken_and_takes_no_more(in_flight, taken):
     exchange = Later()
-    async with listening(exchange) as (listener, port), clients(port, 2) as (busy, idle):
-        busy.send(message(1), message(2))
-        await until(lambda: exchange.asked == 2 and len(listener.connections) == 2)
+    async with listening(exchange, in_flight=in_flight) as (listener, port), clients(port, 2) as (busy, idle):
+        busy.send(*map(message, range(4)))
+        await until(lambda: exchange.asked == taken and len(listener.connections) == 2)
         listener.drain()
         assert await idle.ended()
-        busy.send(message(3))
-        exchange.release(1)
-        exchange.release(0)
-        assert await receive_many(busy, 2) == [reply_to(message(2)), reply_to(message(1))]
+        busy.send(message(4))
+        for number in reversed(range(taken)):
+            exchange.release(number)
+            assert await busy.receive() == reply_to(message(number))
         assert await busy.ended()
-        assert exchange.asked == 2
+        assert exchange.asked == taken
         with pytest.raises(ConnectionRefusedError):
             await TcpClient.open(port)
 

@@ -232,6 +232,7 @@ async def test_a_full_buffer_delays_and_loses_nothing():
         loop = asyncio.get_running_loop()
         assert [await soon(loop.sock_recv(other, 100)) for _ in range(1_002)] == [*sent, b"late", b"later"]
         await until(lambda: not quiet._blocked)
+        assert not loop.remove_writer(quiet._fd)  # none is left to turn the loop for nothing
         quiet.send(b"and on", None)
         assert await soon(loop.sock_recv(other, 100)) == b"and on"
         assert (quiet.sent, quiet.dropped, quiet.refused) == (1_003, 0, 0)

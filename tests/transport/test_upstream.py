@@ -7,12 +7,24 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from transport_fakes import Echo, Forwarder, Inbox, TcpClient, ask, message, reply_to, soon, udp_client, until
+from transport_fakes import (
+    Echo,
+    Forwarder,
+    Inbox,
+    TcpClient,
+    ask,
+    message,
+    one_port,
+    reply_to,
+    soon,
+    udp_client,
+    until,
+)
 
 from dnsproxy.servers import Server
 from dnsproxy.transport import upstream
-from dnsproxy.transport.tcp import Streams, TcpListener, framed, open_tcp
-from dnsproxy.transport.udp import UdpListener, open_udp
+from dnsproxy.transport.tcp import Streams, TcpListener, framed
+from dnsproxy.transport.udp import UdpListener
 from dnsproxy.transport.upstream import DRAIN, DRAINING, IDLE, ROTATE, UNSENT, Upstreams
 
 
@@ -20,10 +32,8 @@ class Answering:
     """An upstream server on plain sockets that keeps what it is asked and answers when it is told to."""
 
     def __init__(self, host="127.0.0.1"):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.sock = socket.socket(family, socket.SOCK_DGRAM)
+        self.sock, self.stream_sock = one_port(host)  # the latter does not listen: it refuses
         self.sock.setblocking(False)
-        self.sock.bind((host, 0))
         self.server = Server(host, self.sock.getsockname()[1])
         self.asked = []  # (message, sockaddr or writer)
         self.writers = []
@@ -40,7 +50,7 @@ class Answering:
 
     async def accept(self):
         """Serve TCP on the same port too."""
-        self._streams = await asyncio.start_server(self._serve, "127.0.0.1", self.server.port)
+        self._streams = await asyncio.start_server(self._serve, sock=self.stream_sock)
 
     async def _serve(self, reader, writer):
         self.writers.append(writer)
@@ -63,6 +73,7 @@ class Answering:
         self.sock.close()
         if self._streams is not None:
             self._streams.close()
+        self.stream_sock.close()
         for writer in self.writers:
             writer.transport.abort()
         await until(
@@ -384,6 +395,7 @@ async def test_closing_leaves_no_descriptor_and_no_task():
             assert open_descriptors() > before
         far.writers.pop().transport.abort()
         await until(lambda: open_descriptors() == before)
+        assert exchange.losses == []
 
 
 async def test_closing_ends_a_connect_that_is_under_way():
@@ -497,6 +509,23 @@ async def test_a_stream_that_ends_under_queries_loses_them_and_the_next_opens_an
         assert len(far.writers) == 2
 
 
+async def test_half_an_answer_is_forgotten_with_its_stream():
+    async with answering(tcp=True) as far, asking(far.server) as (exchange, _):
+        inbox = Inbox()
+        for number in (1, 2):
+            forward(exchange, number, inbox, stream=True)
+            await until(lambda: far.asked)
+            far.writers[-1].write(framed(reply_to(far.asked[0][0]))[:20])
+            if number == 1:
+                far.writers[-1].close()
+                far.asked.clear()
+                await until(lambda: inbox.got)
+            else:
+                far.writers[-1].write(framed(reply_to(far.asked[0][0]))[20:])
+        await until(lambda: len(inbox.got) == 2)
+        assert inbox.got == [(b"lost" + message(1), 1), (reply_to(message(2)), 2)]
+
+
 async def test_what_a_stream_loses_may_be_sent_again_over_the_next():
     async with answering(tcp=True) as far, asking(far.server) as (exchange, _):
         inbox = Inbox()
@@ -520,6 +549,8 @@ async def test_an_idle_stream_ends_in_silence():
         for turn in range(2):  # first the server closes, then we do
             forward(exchange, turn, inbox, stream=True)
             await until(lambda: far.asked)
+            upstreams.maintain(asyncio.get_running_loop().time() + IDLE)
+            assert not exchange.server.tcp.sink._transport.is_closing()
             far.answer()
             await until(lambda: len(inbox.got) == turn + 1)  # noqa: B023 - awaited here
             if turn == 0:
@@ -576,12 +607,12 @@ async def proxy(far):
     """Listeners of both kinds in front of one server."""
     loop = asyncio.get_running_loop()
     async with asking(far) as (exchange, _):
-        udp = UdpListener(open_udp("127.0.0.1", 0), exchange, loop)
-        port = udp._sock.getsockname()[1]
-        tcp = TcpListener(open_tcp("127.0.0.1", port), exchange, loop, Streams())
+        datagrams, stream = one_port()
+        udp = UdpListener(datagrams, exchange, loop)
+        tcp = TcpListener(stream, exchange, loop, Streams())
         await tcp.start()
         try:
-            yield port
+            yield datagrams.getsockname()[1]
         finally:
             udp.close()
             tcp.close()
@@ -592,12 +623,12 @@ async def proxy(far):
 async def echo_server():
     """The transport's own listeners as an upstream server."""
     loop = asyncio.get_running_loop()
-    udp = UdpListener(open_udp("127.0.0.1", 0), Echo(), loop)
-    port = udp._sock.getsockname()[1]
-    tcp = TcpListener(open_tcp("127.0.0.1", port), Echo(), loop, Streams())
+    datagrams, stream = one_port()
+    udp = UdpListener(datagrams, Echo(), loop)
+    tcp = TcpListener(stream, Echo(), loop, Streams())
     await tcp.start()
     try:
-        yield Server("127.0.0.1", port)
+        yield Server(*datagrams.getsockname())
     finally:
         udp.close()
         tcp.close()
