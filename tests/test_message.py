@@ -1332,7 +1332,7 @@ def test_strip_takes_addresses_out_of_every_section_and_clears_ad():
         "edge.example.net 60 A 192.0.2.1",
         "edge.example.net 60 A 10.0.0.1",
         "edge.example.net 60 AAAA ::ffff:10.0.0.1",
-        "edge.example.net 60 HTTPS 1 . alpn=h2 ipv4hint=10.0.0.1,192.0.2.2 ipv6hint=fd00::2",
+        "edge.example.net 60 HTTPS 1 . alpn=h2 ipv4hint=10.0.0.1,192.0.2.2 ipv6hint=fd00::2,::ffff:10.0.0.1",
         authority=["example.net 60 NS ns.example.net"],
         additional=["ns.example.net 60 A 10.0.0.1", "ns.example.net 60 A 192.0.2.3"],
         asked="wWw.example.com",
