@@ -41,11 +41,10 @@ REQUEST, ACK, DUMP, CREATE = 0x1, 0x4, 0x300, 0x400  # flags of requests
 
 BATCH_BEGIN, BATCH_END = 0x10, 0x11
 _NF_TABLES = 10  # the nfnetlink subsystem
-NEW_TABLE, DELETE_TABLE, DESTROY_TABLE = 0x0A00, 0x0A02, 0x0A1A
+NEW_TABLE = 0x0A00
 NEW_SET, GET_SETS, DELETE_SET, DESTROY_SET = 0x0A09, 0x0A0A, 0x0A0B, 0x0A1D
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS, DESTROY_ELEMENTS = 0x0A0C, 0x0A0D, 0x0A0E, 0x0A1E
 
-_TABLE_EVENTS = frozenset((DELETE_TABLE, DESTROY_TABLE))
 _SET_EVENTS = frozenset((NEW_SET, DELETE_SET, DESTROY_SET, NEW_ELEMENTS, DELETE_ELEMENTS, DESTROY_ELEMENTS))
 EVENTS = 1 << 6  # the bit mask of the multicast group NFNLGRP_NFTABLES (7)
 
@@ -281,11 +280,14 @@ def error_number(message: Message) -> int:
 
 
 def changed(event: Message) -> tuple[int, str, str] | None:
-    """Return family, table and set that an event is about ('' as set: the table has gone), if any."""
-    if event.kind not in _SET_EVENTS | _TABLE_EVENTS:
+    """Return family, table and name of the set that an event is about, if any.
+
+    A table does not go without an event for each of its sets.
+    """
+    if event.kind not in _SET_EVENTS:
         return None
     found = attributes(event.body)
-    return event.body[0], _string(found[1]), "" if event.kind in _TABLE_EVENTS else _string(found[2])
+    return event.body[0], _string(found[1]), _string(found[2])
 
 
 def generation(body: bytes) -> bytes:

@@ -107,13 +107,13 @@ class _Connection:
                 generations.add(netlink.generation(answer.body))
                 take(answer.body)
             elif number := netlink.error_number(answer):
-                raise _Refusal(number, None if number == errno.EPERM else request.spec)
+                raise _Refusal(number, request.spec)
         return len(generations) <= 1
 
     def _numbers(self, count: int) -> int:
         """Return the first of `count` fresh sequence numbers."""
         first = self._sequence
-        self._sequence = first + count & 0xFFFFFFFF
+        self._sequence += count
         return first
 
     def _answers(self) -> Iterator[Message]:
@@ -159,9 +159,7 @@ class NftSets:
         Nothing is created if a set misfits or a set of the user's is missing: ask for the user's sets
         apart where ours must not wait for them. All sets asked for are watched from here on.
         """
-        for spec in specs:
-            family = netlink.FAMILIES[spec.family]
-            self._watched |= {(family, spec.table, ""), (family, spec.table, spec.name)}
+        self._watched.update((netlink.FAMILIES[spec.family], spec.table, spec.name) for spec in specs)
         await self._run(self._ensure, specs)
 
     async def read(self, spec: SetSpec) -> dict[bytes, str]:
@@ -176,7 +174,7 @@ class NftSets:
         await self._run(self._commit, deletes, adds)
 
     async def foreign_change(self) -> None:
-        """Return when somebody else has changed a table or set that was ensured, since the last return."""
+        """Return when somebody else has changed a set that was ensured, or its table, since last time."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop()
             self._reading.add_reader(self._events.fileno(), self._read_events)

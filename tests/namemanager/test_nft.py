@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from dnsproxy.errors import Cause, KernelError, RightsError, SetError
-from dnsproxy.namemanager import nft
+from dnsproxy.namemanager import netlink, nft
 from dnsproxy.namemanager.elements import SetSpec
 from dnsproxy.namemanager.netlink import Shape
 
@@ -109,3 +109,25 @@ def test_without_cap_net_admin_there_is_one_clear_error_at_once():
     error = without_rights(refused)
     assert "CAP_NET_ADMIN" in str(error)
     assert error.exit_code == 5
+
+
+class SilentSocket:
+    """A kernel that takes everything and answers nothing."""
+
+    def getsockopt(self, level, option):
+        return 1 << 20
+
+    def send(self, packet):
+        pass
+
+    def recv(self, size):
+        raise BlockingIOError
+
+
+def test_no_answer_is_not_taken_for_consent():
+    connection = nft._Connection()
+    connection.close()
+    connection._socket = SilentSocket()
+    with pytest.raises(nft._Refusal) as refusal:
+        connection.transact([netlink.new_table(OURS)])
+    assert refusal.value.number == errno.ENOBUFS
