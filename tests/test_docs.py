@@ -2,8 +2,8 @@
 
 A block's first word says what it is:
 
-    ```yaml       documents or settings that check
-    ```yaml bad   ones that do not check
+    ```yaml       documents or settings that check; directly followed by a block of `text`, ones that do not
+                  check, and the text is what is said of them
     ```console    `$ dnsproxy ...` lines that are run; each line of output below has to begin a line of what
                   they print; `$ echo $?` shows the exit code
     ```sh         commands for a person, parsed only
@@ -25,11 +25,10 @@ import pytest
 from dnsproxy import config, events
 from dnsproxy.errors import DnsproxyError, DocumentError
 from dnsproxy.rules.policy import load
-from dnsproxy.yamldoc import parse
 
 TREE = Path(__file__).parent.parent
 PAGES = sorted([TREE / "README.md", TREE / "CHANGELOG.md", *(TREE / "docs").rglob("*.md")])
-LANGUAGES = {"yaml", "yaml bad", "console", "sh", "text", "json", "nft", "python", "mermaid"}
+LANGUAGES = {"yaml", "console", "sh", "text", "json", "nft", "python", "mermaid"}
 
 
 class Block(NamedTuple):
@@ -72,23 +71,36 @@ def test_every_block_says_what_it_is(block):
     assert block.language in LANGUAGES
 
 
-def check(block: Block) -> None:
+def refusal(block: Block) -> str | None:
+    """Return the text block that directly follows a block."""
+    after = block.line + block.text.count("\n") + 3  # its last line, and an empty one
+    return next(
+        (
+            each.text
+            for each in BLOCKS
+            if (each.page, each.line, each.language) == (block.page, after, "text")
+        ),
+        None,
+    )
+
+
+def check(block: Block, file: str) -> None:
     """Check a YAML block as what it is: documents if it has kinds, else settings."""
-    if any("kind" in document.value for document in parse(block.text, str(block))):
-        load([(str(block), block.text)])
+    if "\nkind:" in block.text:
+        load([(file, block.text)])
     else:
-        config.read(block.text, str(block))
+        config.read(block.text, file)
 
 
 @of("yaml")
-def test_yaml_checks(block):
-    check(block)
-
-
-@of("yaml bad")
-def test_bad_yaml_does_not_check(block):
-    with pytest.raises(DocumentError):
-        check(block)
+def test_yaml_checks_or_is_refused_in_these_words(block):
+    said = refusal(block)
+    if said is None:
+        check(block, str(block))
+        return
+    with pytest.raises(DocumentError) as refused:
+        check(block, said.partition(":")[0])
+    assert sorted(str(refused.value).splitlines()) == sorted(said.splitlines())
 
 
 @of("sh")
@@ -114,9 +126,8 @@ def steps(block: Block) -> list[tuple[list[str], list[str]]]:
 
 @pytest.fixture
 def desk(tmp_path):
-    """A folder as the pages have it: our config beside one faulty file of settings."""
+    """A folder as the pages have it."""
     (tmp_path / "config").symlink_to(TREE / "config")
-    (tmp_path / "broken.yaml").write_text("upstream:\n  server: [192.0.2.53]\n")
     (tmp_path / "policies.d").symlink_to(TREE / "config" / "policies.d")
     return tmp_path
 
