@@ -123,6 +123,53 @@ def _show(command: str) -> None:
     print(command, flush=True)
 
 
+def _caches(config: Config) -> Caches:
+    return Caches(
+        minimum_ttl=config.cache.minimum_ttl,
+        addresses_per_name=config.cache.addresses_per_name,
+        names_per_endpoint=config.cache.names_per_endpoint,
+    )
+
+
+def _manager(config: Config, plan: Plan, sets: Sets, caches: Caches) -> NameManager:
+    return NameManager(
+        plan,
+        sets,
+        Collector(caches),
+        release=config.sets.on_timeout == "release",
+        repair_interval=config.sets.repair_interval,
+        gc_interval=config.cache.gc_interval,
+    )
+
+
+def _exchange(
+    config: Config,
+    plan: Plan,
+    waiting: NameManager,
+    endpoints: EndpointTable,
+    policy: Policy,
+    routes: Routes,
+    events: Ring | None,
+) -> Exchange:
+    return Exchange(
+        endpoints=endpoints,
+        policy=policy,
+        routes=routes,
+        plan=plan,
+        waiting=waiting,
+        timeout=config.upstream.timeout,
+        attempt=config.upstream.attempt,
+        hold=config.sets.hold,
+        deny=config.policy.deny,
+        deny_ttl=config.policy.deny_ttl,
+        strip=config.policy.strip_private,
+        queries=config.limits.queries,
+        queries_per_client=config.limits.queries_per_client,
+        alias_ttl=config.cache.minimum_ttl,
+        events=events,
+    )
+
+
 class UpstreamSource:
     """Where the upstream servers are read from: the settings, a resolv.conf, or a zone served right here."""
 
@@ -196,43 +243,11 @@ class Proxy:
         routes = upstream.routes(config)
         self._ring = Ring() if config.events.file else None
         self._writer: EventWriter | None = None
-        caches = Caches(
-            minimum_ttl=config.cache.minimum_ttl,
-            addresses_per_name=config.cache.addresses_per_name,
-            names_per_endpoint=config.cache.names_per_endpoint,
-        )
-        plan = Plan(
-            policy,
-            self._endpoints,
-            caches=caches,
-            table=config.sets.table,
-            private=tuple(config.policy.private),
-        )
-        self.manager = NameManager(
-            plan,
-            sets,
-            Collector(caches),
-            release=config.sets.on_timeout == "release",
-            repair_interval=config.sets.repair_interval,
-            gc_interval=config.cache.gc_interval,
-        )
-        self.exchange = Exchange(
-            endpoints=self._endpoints,
-            policy=policy,
-            routes=routes,
-            plan=plan,
-            waiting=self.manager,
-            timeout=config.upstream.timeout,
-            attempt=config.upstream.attempt,
-            hold=config.sets.hold,
-            deny=config.policy.deny,
-            deny_ttl=config.policy.deny_ttl,
-            strip=config.policy.strip_private,
-            queries=config.limits.queries,
-            queries_per_client=config.limits.queries_per_client,
-            alias_ttl=config.cache.minimum_ttl,
-            events=self._ring,
-        )
+        caches = _caches(config)
+        private = tuple(config.policy.private)
+        plan = Plan(policy, self._endpoints, caches=caches, table=config.sets.table, private=private)
+        self.manager = _manager(config, plan, sets, caches)
+        self.exchange = _exchange(config, plan, self.manager, self._endpoints, policy, routes, self._ring)
         self.upstreams = Upstreams(
             tuple(routes), self.exchange, self._loop, config.upstream.sockets, config.upstream.mark
         )

@@ -1,0 +1,234 @@
+"""The whole program as a process on loopback, without rights: sets are shown, not made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import dns.message
+import dns.query
+import dns.rcode
+import pytest
+import yaml
+
+from dnsproxy.demo.lab import wait_for
+
+ZONE = """
+$ORIGIN demo.test.
+$TTL 60
+@ SOA ns hostmaster 1 60 60 60 60
+www A 192.0.2.10
+new A 192.0.2.11
+"""
+POLICY = """
+apiVersion: dnsproxy/v1
+kind: Endpoint
+metadata: {name: host, labels: {app: me}}
+---
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: me}
+spec:
+  endpointSelector: {matchLabels: {app: me}}
+  allow: [www.demo.test:443/TCP]
+"""
+
+
+def free_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Daemon:
+    """A running proxy and its files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.port = free_port()
+        self.config = folder / "dnsproxy.yaml"
+        self.policy = folder / "policies" / "policy.yaml"
+        self.log, self.out = folder / "log", folder / "out"
+        self.process = None
+
+    def write(self, **changes):
+        settings = {
+            "listen": [f"127.0.0.1:{self.port}"],
+            "upstream": {"zone": "zone"},
+            "policy": {"directory": "policies", "private": ["192.0.2.0/24"]},
+            "sets": {"backend": "show"},
+            "events": {"file": "events"},
+        } | changes
+        self.config.write_text(yaml.safe_dump(settings))
+
+    def start(self):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(self.config)]
+        with self.log.open("w") as log, self.out.open("w") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
+        self.said("ready")
+
+    def entries(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def said(self, event, count=1):
+        def find():
+            assert self.process.poll() is None, self.log.read_text()
+            found = [entry for entry in self.entries() if event in entry["event"]]
+            return found[count - 1] if len(found) >= count else None
+
+        return wait_for(find, 20, f"{event!r} in the log")
+
+    def ask(self, name, *, tcp=False):
+        exchange = dns.query.tcp if tcp else dns.query.udp
+        return exchange(dns.message.make_query(name, "A"), "127.0.0.1", port=self.port, timeout=5)
+
+    def tell(self, number):
+        self.process.send_signal(number)
+
+
+@contextmanager
+def running(folder, **changes):
+    (folder / "policies").mkdir()
+    (folder / "zone").write_text(ZONE)
+    daemon = Daemon(folder)
+    daemon.policy.write_text(POLICY)
+    daemon.write(**changes)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.process.terminate()
+        code = daemon.process.wait(20)
+    assert code == 0, daemon.log.read_text()
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with running(tmp_path) as made:
+        yield made
+
+
+def test_it_serves_over_both_transports_and_shows_its_sets(daemon):
+    assert daemon.ask("www.demo.test").answer[0][0].address == "192.0.2.10"
+    assert daemon.ask("www.demo.test", tcp=True).answer[0][0].address == "192.0.2.10"
+    assert daemon.ask("other.demo.test").rcode() == dns.rcode.NXDOMAIN
+    shown = "nft add element inet dnsproxy ep.default.host.port4 '{ 192.0.2.10 . tcp . 443 comment \"www.demo.test.\" }'"
+    assert shown in daemon.out.read_text()
+
+
+def test_a_changed_policy_is_in_force_without_a_word(daemon):
+    assert daemon.ask("new.demo.test").rcode() == dns.rcode.NXDOMAIN
+    daemon.policy.write_text(POLICY.replace("www.demo.test:443", "new.demo.test:443"))
+    daemon.said("policy in force")
+    assert daemon.ask("new.demo.test").rcode() == dns.rcode.NOERROR
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NXDOMAIN
+
+
+def test_a_folder_swapped_by_symlinks_as_kubelet_does_it(tmp_path):
+    folder = tmp_path / "policies"
+    with running(tmp_path) as daemon:
+        for number, name in enumerate(("www", "new"), 1):
+            version = folder / f"..version{number}"
+            version.mkdir()
+            (version / "policy.yaml").write_text(POLICY.replace("www.demo.test:443", f"{name}.demo.test:443"))
+            (folder / "..next").symlink_to(version.name)
+            (folder / "..next").rename(folder / "..data")
+            if number == 1:
+                daemon.policy.unlink()
+                daemon.policy.symlink_to("..data/policy.yaml")
+                daemon.said("policy in force")
+        wait_for(lambda: daemon.ask("new.demo.test").rcode() == dns.rcode.NOERROR, 20, "the new version")
+        assert daemon.ask("www.demo.test").rcode() == dns.rcode.NXDOMAIN
+
+
+@pytest.mark.parametrize(
+    "broken", ["spec: [", "kind: Nothing", POLICY.replace("allow", "alow"), POLICY + POLICY]
+)
+def test_a_reload_with_any_fault_keeps_the_running_policy_whole(daemon, broken):
+    daemon.policy.write_text(broken)
+    assert "policy.yaml:" in daemon.said("have faults")["faults"]
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+    assert daemon.ask("new.demo.test").rcode() == dns.rcode.NXDOMAIN
+
+
+def test_hangup_reads_the_settings_again_and_says_what_needs_a_restart(daemon):
+    daemon.write(policy={"directory": "policies", "private": ["192.0.2.0/24"], "enforcement": "always"},
+                 limits={"queries": 7})  # fmt: skip
+    daemon.tell(signal.SIGHUP)
+    assert daemon.said("next start")["settings"] == ["limits"]
+    daemon.said("upstreams in force")
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+def test_hangup_with_faulty_settings_keeps_everything(daemon):
+    daemon.config.write_text("listen: [nowhere]\n")
+    daemon.tell(signal.SIGHUP)
+    assert "dnsproxy.yaml:1:10: listen[0]" in daemon.said("have faults")["faults"]
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+def test_statistics_on_request(daemon):
+    daemon.ask("www.demo.test")
+    daemon.tell(signal.SIGUSR1)
+    entry = daemon.said("statistics")
+    assert entry["queries"]["queries"] == 1
+    assert entry["sets"]["state"] == "enforcing"
+
+
+def test_the_query_log_is_reopened_for_rotation(daemon):
+    daemon.ask("www.demo.test")
+    events, rotated = daemon.folder / "events", daemon.folder / "events.1"
+    wait_for(lambda: events.read_text().count("\n") == 2, 20, "two events")
+    events.rename(rotated)
+    daemon.tell(signal.SIGUSR2)
+    wait_for(events.exists, 20, "a new file")
+    daemon.ask("denied.demo.test")
+    wait_for(lambda: '"verdict":"denied"' in events.read_text(), 20, "the denial")
+    kinds = [json.loads(line)["type"] for line in rotated.read_text().splitlines()]
+    assert kinds == ["request", "response"]
+
+
+def test_a_resolv_conf_is_followed(tmp_path):
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text("nameserver 127.0.0.1\n")
+    with running(tmp_path, upstream={"resolv_conf": "resolv.conf"}) as daemon:
+        resolv.write_text("nameserver 127.0.0.77\nnameserver ::1\n")
+        assert daemon.said("upstreams in force")["servers"] == ["127.0.0.77:53", "[::1]:53"]
+
+
+def test_sockets_may_come_from_systemd(tmp_path):
+    """Whatever `listen` says, what systemd holds open is served; it does so for both transports."""
+    with running(tmp_path) as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as passed:
+        passed.bind(("127.0.0.1", 0))
+        shell = (
+            f'exec 3<&{passed.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m dnsproxy run --config "$1"'
+        )
+        command = ["/bin/bash", "-c", shell, sys.executable, str(first.config)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(
+            command,
+            pass_fds=[passed.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+        ) as second:
+            assert b"ready" in second.stderr.readline()
+            query = dns.message.make_query("www.demo.test", "A")
+            answer = dns.query.udp(query, "127.0.0.1", port=passed.getsockname()[1], timeout=5)
+            second.terminate()
+    assert answer.rcode() == dns.rcode.NOERROR
+
+
+def test_a_second_instance_on_the_same_port_says_who_may_hold_it(daemon):
+    command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(daemon.config)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 4
+    assert f"127.0.0.1:{daemon.port} is taken" in done.stderr
+    assert "Traceback" not in done.stderr
