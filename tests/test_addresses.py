@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from dnsproxy import addresses
 from dnsproxy.addresses import NON_PUBLIC, from_text, inside, is_public, judged, to_text, unmapped
 
+pytestmark = pytest.mark.timeout(3600)  # the deep profile takes minutes
+
 packed = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
 
 # Where we and Python's `is_global` differ on purpose. Python asks whether the registry says "globally

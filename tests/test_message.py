@@ -185,13 +185,13 @@ def records_at(wire, end):
         owner = parser.get_name(decompress=True)
         kind, rdclass, ttl, length = parser.get_struct("!HHIH")
         with parser.restrict_to(length):
-            target, inside = None, ()
+            target, rdata = None, b""
             if rdclass == 1 and kind in (CNAME, DNAME):
                 target = parser.get_name(decompress=True)
             else:
                 rdata = parser.get_remaining()
-                inside = addresses_in_octets(kind, rdata) if rdclass == 1 else ()
-            found.append(Record(owner, kind, ttl, target, inside))
+        if rdclass == 1:
+            found.append(Record(owner, kind, ttl, target, addresses_in_octets(kind, rdata)))
     return found
 
 
@@ -366,6 +366,7 @@ def with_counts(wire, *counts):
         "half an option": with_counts(PLAIN + OPT[:-1] + b"\x03\x00\x0a\x00", 1, 0, 0, 1),
         "more records announced than there are": with_counts(PLAIN + OPT, 1, 0, 0, 0xFFFF),
         "an owner that points forward": with_counts(PLAIN + b"\xc0\xff" + OPT[1:], 1, 0, 0, 1),
+        "an owner that points far forward": with_counts(PLAIN + b"\xe0\x00" + OPT[1:], 1, 0, 0, 1),
         "an owner with a label of type 10": with_counts(PLAIN + b"\x80" + OPT[1:], 1, 0, 0, 1),
     }.items(),
     ids=lambda item: item[0],
@@ -884,6 +885,16 @@ def test_work_grows_no_faster_than_the_message(make):
 
 def strip_all(wire):
     return message.strip(wire, END, lambda address: False)
+
+
+@pytest.mark.parametrize("place", [0x100C, 0x200C, 0x300C, 0x3FFF])
+def test_pointers_have_fourteen_bits(place):
+    """Names far into a message, at places whose lower bits are those of the question name's place."""
+    filler = record(b"\xc0\x0c", 10, bytes(place - BASE - 12))
+    near = record(b"\xc0\x0c", CNAME, b"\x03far\x07example\x00")
+    further = record(pointer(place), CNAME, b"\x01x" + pointer(place))
+    wire = raw(filler, near, further, record(b"\x01x" + pointer(place), A, b"\xc0\x00\x02\x01"))
+    assert learned(wire) == (addresses("192.0.2.1"), 60, ["far.example", "x.far.example"])
 
 
 def test_names_that_grow_without_end_cost_little():

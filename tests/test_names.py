@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from dnsproxy import names
 
+pytestmark = pytest.mark.timeout(3600)  # the deep profile takes minutes
+
 labels = st.lists(st.binary(min_size=1, max_size=63), max_size=4)
 plain = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", min_size=1, max_size=63)
 
