@@ -273,7 +273,7 @@ def trace(
     who = _endpoint(table, endpoint)
     verdict = policy.view(who).verdict(wire)
     print(f"{_decision(verdict)}: {names.to_text(wire)} {kind} for {who.key}")
-    print(*_explained(verdict, restricted=_restricts(policy, who)), sep="\n")
+    print(*_explained(verdict, restricted=policy.restricts(who)), sep="\n")
     stream = policy.view(who, "TCP").verdict(wire)
     if stream.allowed != verdict.allowed:
         print(f"  over TCP it is {_decision(stream)}: {stream.reason}")
@@ -320,14 +320,6 @@ def _by_address(table: EndpointTable, text: str) -> list[Endpoint]:
 
         found = table.with_host_addresses(host.read()).find(address)
     return [found] if found else []
-
-
-def _restricts(policy: Policy, endpoint: Endpoint) -> bool:
-    """Tell whether an endpoint is restricted: else it may ask for anything without any rule saying so."""
-    from dnsproxy import names  # noqa: PLC0415
-
-    verdict = policy.view(endpoint).verdict(names.ROOT)
-    return verdict.rule is not None or not verdict.allowed
 
 
 def _decision(verdict: Verdict) -> str:
@@ -407,7 +399,7 @@ def _template_inputs(config: Path) -> tuple[Config, EndpointTable, frozenset[str
     """Return the settings, the endpoints, and the keys of those that a policy restricts."""
     settings = _settings(config)
     table, policy = _load(_texts([settings.policy.directory]), settings)
-    return settings, table, frozenset(each.key for each in table.endpoints if _restricts(policy, each))
+    return settings, table, frozenset(each.key for each in table.endpoints if policy.restricts(each))
 
 
 # -- reading --------------------------------------------------------------------------------------------

@@ -308,18 +308,23 @@ class Policy:
             scope = self.memory.put(self._scopes, key, _Scope(self, *key))
         return scope
 
+    def restricts(self, endpoint: Endpoint) -> bool:
+        """Tell whether an endpoint may connect to nothing but what rules allow (default deny)."""
+        return self._restricted(self._groups[endpoint])
+
+    def _restricted(self, group: _Group) -> bool:
+        return self.enforcement == "always" or any(each.default_deny for each in group.statements)
+
     def otherwise(self, group: _Group, askings: Container[Asking], port: str) -> tuple[bool, str]:
         """Return what holds for a name that no rule allows: allowed or not, and why."""
-        lenient = self.enforcement == "default"
+        restricted = self._restricted(group)
         if not group.statements:
-            always = "" if lenient else ", and enforcement is always"
-            return lenient, f"no policy selects this endpoint{always}"
-        if lenient and not any(statement.default_deny for statement in group.statements):
+            always = ", and enforcement is always" if restricted else ""
+            return not restricted, f"no policy selects this endpoint{always}"
+        if not restricted:
             return True, "default deny is off in every policy that selects this endpoint"
-        return (
-            False,
-            "no rule allows this name" if askings else f"no rule lets this endpoint ask on port {port}",
-        )
+        missing = "no rule allows this name" if askings else f"no rule lets this endpoint ask on port {port}"
+        return False, missing
 
     def lint(self, stated: Sequence[Statement]) -> list[Problem]:
         """Return notes on statements that cannot do what was probably meant."""
