@@ -72,9 +72,7 @@ def _loose_prefix(value: object) -> Network:
 def _unmapped(network: Network) -> Network:
     """Return the IPv4 prefix that an IPv4-mapped one stands for."""
     mapped = network.network_address.ipv4_mapped if network.version == 6 else None
-    if mapped is None or network.prefixlen < 96:
-        return network
-    return ip_network((mapped, network.prefixlen - 96))
+    return network if mapped is None else ip_network((mapped, network.prefixlen - 96))
 
 
 # --- names of things

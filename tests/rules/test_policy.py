@@ -114,6 +114,11 @@ def test_a_verdict_names_the_rule_that_decided():
     assert (refused.allowed, refused.rule, refused.reason) == (False, None, "no rule allows this name")
 
 
+def test_the_first_of_two_equal_patterns_is_named():
+    world = World(native("a", "  resolve: ['*.test', '*.TEST.']"))
+    assert world.verdict("a.test").rule.path == "spec.resolve[0]"
+
+
 def test_the_more_telling_rule_is_named_before_one_for_every_name():
     world = World(native("a", "  resolve: ['*', '*.test']"))
     assert world.verdict("a.test").rule.text == "*.test"
@@ -306,6 +311,15 @@ def test_enforcement_of_endpoints_that_nothing_restricts(documents, default, alw
     assert lenient.rule is strict.rule is None
 
 
+def test_which_endpoints_are_restricted():
+    world = World(native("a", "  allow: [a.test]"), cilium("b", SOFT + "  egress: [{}]", "{app: ep3}"))
+    strict = World(enforcement="always")
+    assert [world.policy.restricts(world.endpoint(name)) for name in ("ep1", "ep3", "ep9", "host")] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert strict.policy.restricts(strict.endpoint("ep9"))
+
+
 @pytest.mark.parametrize(
     "spec",
     ["  egress: [{}]", "  egress:\n  - toFQDNs: [{matchName: a.test}]", "  ingress: [{}]\n  egress: []",
@@ -457,6 +471,11 @@ def test_connecting_without_asking_is_noted(asked, connects, noted):
         assert any("may connect but may not ask" in note for note in world.notes()) is noted
 
 
+def test_names_that_may_be_asked_on_another_port_only_are_noted():
+    rules = dns("a.test", port="54") + "  - toFQDNs: [{matchName: a.test}]\n"
+    assert any("may not ask" in note for note in World(cilium("a", "  egress:\n" + rules)).notes())
+
+
 def test_connecting_without_asking_is_noted_once_for_each_rule():
     world = World(cilium("a", "  egress:\n  - toFQDNs: [{matchName: a.test}]\n", "{group: both}"),
                   native("b", "  allow: [b.test]", "{app: ep3}"))  # fmt: skip
@@ -531,6 +550,8 @@ def test_denied_ports_are_not_opened():
     assert [grant.ports for grant in world.verdict("a.test").grants.grants] == [{(TCP, 443)}]
     assert world.verdict("b.test").grants.grants == ()
     assert [grant.ports for grant in world.verdict("c.test").grants.grants] == [None]
+    peers = cilium("d", f"  egressDeny: [{{{to(DST1)}}}]")
+    assert len(World(allow, peers).verdict("b.test").grants.grants) == 1
     everything = cilium("c", "  egressDeny: [{toEntities: [all]}]")
     assert World(allow, everything).view().grants(from_text("c.test")).grants == ()
 
@@ -685,6 +706,10 @@ def test_all_that_packets_make_a_policy_remember_has_one_bound():
         assert memory.count <= 50
         assert sum(map(len, memory._filled)) == memory.count
         assert sum(len(view.verdicts) for view in views) <= 50
+    made = [scope._made for scope in world.policy._scopes.values() if scope._made]
+    made += [group._made for group in world.policy._groups.values() if group._made]
+    assert made != []
+    assert all(any(each is filled for filled in memory._filled) for each in made)
     assert views[0].verdicts == {} or len(views[0].verdicts) < 50
     assert before.allowed
     kept = [each for each in gc.get_objects() if isinstance(each, type(before))]
