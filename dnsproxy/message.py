@@ -20,11 +20,11 @@ together (a record past the end, a pointer that does not point back) is a FormEr
 Names are resolved with a memo from offset to name, so that a name costs its own labels once, however many
 records point at it. In nearly every answer the owners are `C0 0C`, which is in the memo from the start.
 
-Hostile input. A pointer must point before the labels that led to it and those it points at must end
-before them too (RFC 1035 section 4.1.4: a *prior* occurrence), so following comes to an end; the memo
-makes chains of pointers linear. A name has at most 255 octets. The chain of a question has at most
-MAX_CHAIN names, since a DNAME can make new names for ever. Nothing is recursive. Reading past the end
-raises IndexError or struct.error in one place per function and leaves as FormError.
+Hostile input. A pointer must point before the labels that led to it, and what it points at must end before
+them too (RFC 1035 section 4.1.4: a *prior* occurrence), so following comes to an end; what the memo knows
+has come to an end before, and makes chains of pointers linear. A name has at most 255 octets. The chain
+of a question has at most MAX_CHAIN names, since a DNAME can make new names for ever. Nothing is recursive.
+Reading past the end raises IndexError or struct.error in one place per function and leaves as FormError.
 
 Taking addresses out of an answer (`strip`) is rare and yet not left to dnslib: that reads the one label
 `a.b` as two, refuses octets over 127, and needs seconds for a message full of chained pointers.
