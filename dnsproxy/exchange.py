@@ -291,7 +291,7 @@ class Exchange:
 
     def answer(self, channel: Channel, wire: bytes, now: float) -> Action | None:
         """Judge one datagram or frame from upstream."""
-        pending = channel.pending.get(wire[:2])
+        pending: Pending | None = channel.pending.get(wire[:2])
         if pending is None or not _fits(wire, pending):
             self.counts["strays"] += 1
             return None
@@ -421,7 +421,7 @@ class Exchange:
 
     def lost(self, channel: Channel, now: float) -> list[Action]:
         """Send elsewhere what a socket or stream carried that failed."""
-        orphans = list(channel.pending.values())
+        orphans: list[Pending] = list(channel.pending.values())
         channel.pending.clear()
         served = channel.stream and channel.answers > 0  # it closed as servers do after a while or a number
         channel.answers = 0

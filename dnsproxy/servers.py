@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dnsproxy.exchange import Pending
-
 FAILURES = 3  # a lost packet or two is the network; three in a row are the server
 FIRST_PAUSE = 1.0  # seconds
 LONGEST_PAUSE = 60.0
@@ -92,7 +90,7 @@ class Channel:
         self.server = server
         self.sink = sink
         self.stream = stream
-        self.pending: dict[bytes, Pending] = {}
+        self.pending: dict[bytes, Any] = {}  # what the exchange knows of each
         self.answers = 0
 
 
