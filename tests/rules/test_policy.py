@@ -497,6 +497,13 @@ def test_every_matching_connect_rule_grants():
     assert world.policy.sets == {"w"}
 
 
+def test_all_that_some_name_may_open():
+    deny = cilium("b", '  egressDeny: [{toPorts: [{ports: [{port: "1", protocol: TCP}]}]}]')
+    world = World(native("a", "  allow: ['a.test:1/TCP', 'b.test:2/TCP', c.test]\n  resolve: [d.test]"), deny)
+    assert [grant.ports for grant in world.view().granted] == [{(TCP, 2)}, None]
+    assert list(world.view("ep3").granted) == []
+
+
 def test_the_same_pattern_twice_grants_twice():
     world = World(
         native("a", "  allow: ['a.test:1/TCP', 'A.test.:2/TCP']"), native("b", "  allow: ['a.test:3/TCP']")
@@ -660,6 +667,19 @@ def test_nothing_at_all_is_a_policy():
     assert [endpoint.key for endpoint in endpoints.endpoints] == ["default/host"]
     assert policy.view(endpoints.host).verdict(from_text("a.test")).allowed
     assert policy.notes == []
+
+
+def test_loading_leaves_the_collector_as_it_was():
+    assert gc.isenabled()
+    load([])
+    problems("a: [")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        load([])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_notes_of_all_kinds_are_collected_in_order():
