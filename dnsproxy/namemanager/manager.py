@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 TRANSACTION: Final = 1000  # elements in one transaction, 4 ms in the kernel
 WAITING: Final = 16_384  # holds in the room; as many queries may be in flight
 QUEUE: Final = 100_000  # elements in the queue; what does not fit is found by the next repair
+READS: Final = 32  # sets read back in one step
 PATIENCE: Final = 5.0  # seconds until a call to the kernel counts as failed
 PAUSE, LONGEST_PAUSE = 0.02, 10.0  # seconds after a failure; for repairs doubling
 REST, RESTS = 0.1, 4  # the rest between repairs because of others: seconds at least, times the last repair
@@ -444,31 +445,35 @@ class NameManager:
 
     async def _read_back(self, specs: Iterable[SetSpec]) -> None:
         """Take over what the sets hold; at the start, learn from it as well."""
+        plan, counting = self._plan, self.ready.is_set()
         missing = extra = 0
-        for spec in specs:
-            if spec in self._unmade or (content := await self._read(spec)) is None:
-                continue
-            if not self.ready.is_set():
-                self._plan.adopt(spec, content, self._clock())
-            less, more = self._plan.found(spec, content)
-            missing, extra = missing + less, extra + more
+        left = [spec for spec in specs if spec not in self._unmade]
+        while left:
+            group, left = left[:READS], left[READS:]
+            for spec, content in await self._read(group):
+                if not counting:
+                    plan.adopt(spec, content, self._clock())
+                less, more = plan.found(spec, content)
+                missing, extra = missing + less, extra + more
             await self._breathe()
-        if self.ready.is_set() and (missing or extra):
+        if counting and (missing or extra):
             self.drift += missing + extra
             log.warning("sets had been changed by others, repairing", missing=missing, extra=extra)
 
-    async def _read(self, spec: SetSpec) -> dict[bytes, str] | None:
-        """Read one set; None if there is nothing to believe."""
+    async def _read(self, specs: Sequence[SetSpec]) -> list[tuple[SetSpec, dict[bytes, str]]]:
+        """Read some sets; return those of which the content can be believed."""
         epoch = self._plan.epoch
-        try:
-            async with asyncio.timeout(PATIENCE):
-                content = await self._sets.read(spec)
-        except SetError as error:
-            if error.cause not in MISSING or spec in self._plan.specs():
-                raise
-            self._plan.forget(spec)  # of an endpoint or rule that is gone
-            return None
-        return content if self._plan.epoch == epoch else None
+        async with asyncio.timeout(PATIENCE):
+            results = await asyncio.gather(*map(self._sets.read, specs), return_exceptions=True)
+        contents = []
+        for spec, result in zip(specs, results, strict=True):
+            if isinstance(result, SetError) and result.cause in MISSING and spec not in self._plan.specs():
+                self._plan.forget(spec)  # of an endpoint or rule that is gone
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                contents.append((spec, result))
+        return contents if self._plan.epoch == epoch else []
 
     async def _reconcile(self) -> bool:
         """Walk over the caches and write the difference, in steps; False if a new policy ended that early."""

@@ -42,7 +42,7 @@ _BUFFER = 1 << 20  # octets; the kernel doubles it, and allows less without CAP_
 _DATAGRAM = 1 << 16  # the kernel sends at most 32 KiB at once in a dump, a page in events
 _READS = 64  # events read per turn of the loop
 _DUMPS = 5  # attempts to read what others keep changing
-_SETS = 1000  # sets created per transaction
+_SETS = 500  # sets created per transaction
 
 _NETLINK_NETFILTER, _SOL_NETLINK, _NETLINK_CAP_ACK = 12, 270, 10  # linux/netlink.h
 _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 26, 32, 33  # asm-generic/socket.h
@@ -138,7 +138,7 @@ class NftSets:
     """The nftables sets of one network namespace: that of the thread which makes the object.
 
     The methods are those that the NameManager wants. A failed call has changed nothing, except for `ensure`
-    with more than 1,000 sets to create. They raise SetError with its cause, RightsError without
+    with more than 500 sets to create. They raise SetError with its cause, RightsError without
     CAP_NET_ADMIN, KernelError without nf_tables; the constructor already may raise the last two.
     """
 

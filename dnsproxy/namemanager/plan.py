@@ -333,8 +333,9 @@ class Plan:
             claimed = self._claimed.pop(spec, set())
             counted = {key: name for key, name in content.items() if (key, name) in claimed}
             self._claimed[spec] = set(counted.items())
-        for key in believed.keys() - counted.keys():
-            self._close(address_of(key))
+        if self._memo:  # in doubt it is empty, and the sets may be large
+            for key in believed.keys() - counted.keys():
+                self._close(address_of(key))
         if counted or spec in self._specs:
             self.applied[spec] = counted
         missing = len(believed.keys() - content.keys())

@@ -154,7 +154,7 @@ def test_invariant_1_holds_beside_neighbours_from_the_instant_they_are_heard_of(
     run_virtual(main())
 
 
-def test_the_load_finds_a_writer_that_trusts_its_caches():
+def test_the_check_finds_a_writer_that_trusts_its_caches():
     """The check itself: pushing what is new to the cache lets answers out too early."""
 
     async def main():
@@ -167,8 +167,11 @@ def test_the_load_finds_a_writer_that_trusts_its_caches():
                 return tuple(each for each in lacking if address_of(each.key) not in known)
 
             writer.plan.observe = naive
-            await load(writer, 1, 500)
-            assert len(writer.unapplied()) > 20
+            for number in range(30):
+                for _ in range(2):
+                    writer.ask("n1.ports.test", bytes((94, 0, 0, number)), who="e0")
+                await asyncio.sleep(0.05)
+            assert len(writer.unapplied()) == 30
 
     run_virtual(main())
 
@@ -202,7 +205,7 @@ def meddle(writer, random):
 
 
 @given(st.integers(0, 2**32), st.integers(0, 12), st.booleans())
-@settings(max_examples=5_000 if os.environ.get("DNSPROXY_DEEP") else 25)
+@settings(max_examples=1_000 if os.environ.get("DNSPROXY_DEEP") else 25)
 def test_invariant_2_after_a_quiet_repair_the_kernel_is_what_is_wanted(seed, count, told):
     async def main():
         random = Random(seed)

@@ -226,8 +226,8 @@ async def test_a_full_set_fails_alone_and_its_holds_end_at_once():
     async with Writer(POLICY, sets).running() as writer:
         writer.ask("a.example.com", ONE)
         await asyncio.sleep(0.01)
-        full = writer.ask("b.example.com", TWO)
         fine = [writer.ask("b.example.com", one, who="web") for one in fresh(20)]
+        full = writer.ask("b.example.com", TWO)
         await asyncio.sleep(0.02)
         assert writer.answers[full].wire == b"refusal"
         assert writer.ends[full][0] == "set refused"
@@ -293,6 +293,20 @@ async def test_a_set_of_the_users_may_come_later():
         late = writer.ask("hub.example.org", TWO)
         await asyncio.sleep(0.05)
         assert writer.answers[late].applied
+
+
+@virtual
+async def test_what_was_in_a_set_of_the_users_that_is_gone_does_not_count():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("hub.example.org", ONE)
+        await asyncio.sleep(1)
+        del sets.kernel[HUB]  # and nobody tells
+        await asyncio.sleep(61)
+        assert writer.manager.failures == writer.manager.repairs - 1  # it is not even asked to delete there
+        number = writer.ask("hub.example.org", ONE)
+        await asyncio.sleep(0.01)
+        assert writer.ends[number][0] == "set refused"
 
 
 @virtual
@@ -452,9 +466,8 @@ async def test_what_was_read_before_a_foreign_change_is_not_believed():
     async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
         writer.ask("a.example.com", ONE)
         await asyncio.sleep(1)
-        specs = list(writer.plan.specs())
-        writer.sets.changed.set()  # a repair: 5 ms each to ensure ours and theirs, then 10 ms to read a set
-        await asyncio.sleep(0.0001 + 0.010 + 0.010 * specs.index(PORT4) + 0.007)
+        writer.sets.changed.set()  # 5 ms each to ensure ours and theirs, to read, and to hear what was read
+        await asyncio.sleep(0.0175)
         writer.sets.remove(PORT4, key_of(ONE, 6, 443))
         await asyncio.sleep(0.004)
         number = writer.ask("a.example.com", ONE)
@@ -557,6 +570,37 @@ async def test_a_removed_endpoint_loses_its_elements_and_its_holds():
         assert writer.sets.kernel[WEB4] == {}
         assert writer.manager.status()["state"] == "enforcing"
         assert writer.manager.failures == 0
+
+
+@virtual
+async def test_a_set_that_left_together_with_its_endpoint_is_no_trouble():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        writer.ask("a.example.com", ONE, who="web")
+        await asyncio.sleep(1)
+        del writer.sets.kernel[WEB4]
+        head, _, policy = POLICY.split("---\n")
+        writer.swap(f"{head}---\n{policy}")
+        await asyncio.sleep(1)
+        assert WEB4 not in writer.plan.applied
+        assert WEB4 not in writer.sets.kernel
+        assert writer.manager.failures == 0
+
+
+@virtual
+async def test_what_an_old_policy_wanted_is_written_no_more_after_a_swap():
+    async with Writer(POLICY, sets_with_hub()).running() as writer:
+        writer.ask("one.lookup.test", *fresh(900))
+        writer.ask("two.lookup.test", *fresh(900, 1000))
+        writer.ask("three.lookup.test", *fresh(900, 2000))
+        await asyncio.sleep(1)
+        writer.sets.delay = milliseconds(5)
+        writer.swap(LATER)
+        await until(lambda: writer.sets.transactions, 0.001)
+        writer.swap(POLICY)
+        await asyncio.sleep(1)
+        added = [each for _, adds in writer.sets.transactions for each in adds]
+        assert 0 < len(added) <= manager_module.TRANSACTION
+        assert writer.in_kernel() == {}
 
 
 # Long things

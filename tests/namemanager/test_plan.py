@@ -398,6 +398,13 @@ def test_the_name_that_an_element_has_stays_while_it_contributes():
         assert world.changes() == []
 
 
+def test_the_name_that_an_element_has_stays_whoever_is_first_in_the_walk():
+    world = World()
+    world.observe("a.example.com", ONE)
+    world.apply(world.observe("b.example.com", ONE))
+    assert world.changes() == []
+
+
 def test_changes_come_in_transactions_of_bounded_size_with_renames_whole():
     world = World(addresses_per_name=1000)
     many = tuple(bytes((93, 0, 1, number)) for number in range(20))
@@ -436,6 +443,16 @@ def test_what_is_touched_between_two_transactions_of_a_walk_is_not_deleted_eithe
         left = ({ONE, TWO} - {first.key}).pop()
         assert world.observe("any.example.org", left, now=2000.0) == ()
         assert [change for change in transactions if change[0]] == []
+
+
+def test_what_is_touched_for_the_first_time_since_it_was_applied_is_spared_too():
+    world = World()
+    world.apply(world.observe("www.example.com", ONE))
+    world.collect(2000.0)
+    with world.plan.watch():
+        wanted = world.wanted()
+        assert world.observe("www.example.com", ONE, now=2000.0) == ()
+        assert [deletes for deletes, _ in world.plan.changes(wanted, 1000) if deletes] == []
 
 
 def test_touching_a_name_does_not_spare_what_the_policy_took_from_it():
