@@ -2,6 +2,7 @@
 
     python bench/policy.py
 
+Prints seconds of CPU for loading patterns and 200 endpoints from text, and microseconds of CPU per verdict:
 the first that a pattern decides, a new name of a pattern that decided before, and a known name. Verdicts are
 kept, so the first two are paid once per pattern and once per name.
 """
