@@ -18,8 +18,6 @@ What is remembered on account of packets counts against one limit; when it is re
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -405,19 +403,6 @@ def build(
     return policy
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the collector of cycles from walking the growing heap again and again: half of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-@_uncollected()
 def load(
     texts: Iterable[tuple[str, str]], *, enforcement: Enforcement = "default"
 ) -> tuple[EndpointTable, Policy]:

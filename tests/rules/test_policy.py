@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import random
 
 import pytest
@@ -667,19 +666,6 @@ def test_nothing_at_all_is_a_policy():
     assert [endpoint.key for endpoint in endpoints.endpoints] == ["default/host"]
     assert policy.view(endpoints.host).verdict(from_text("a.test")).allowed
     assert policy.notes == []
-
-
-def test_loading_leaves_the_collector_as_it_was():
-    assert gc.isenabled()
-    load([])
-    problems("a: [")
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        load([])
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 def test_notes_of_all_kinds_are_collected_in_order():
