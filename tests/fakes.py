@@ -135,6 +135,7 @@ class FakeSets:
         return content
 
     async def commit(self, deletes: Sequence[Element], adds: Sequence[Element]) -> None:
+        assert deletes or adds, "an empty transaction"
         await self._pass()
         if (error := self.trouble(deletes, adds)) is not None:
             raise error

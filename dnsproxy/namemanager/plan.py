@@ -433,6 +433,12 @@ class Plan:
 
         What is to be deleted stops counting with its transaction, and is left out if it was touched.
         """
+        for deletes, adds in self._differences(wanted, size):
+            going, coming = self._released(deletes, adds)
+            if going or coming:
+                yield going, coming
+
+    def _differences(self, wanted: Content, size: int) -> Iterator[tuple[list[Element], list[Element]]]:
         deletes: list[Element] = []
         adds: list[Element] = []
         for spec in {**wanted, **self.applied}:
@@ -441,10 +447,9 @@ class Plan:
                 deletes += old
                 adds += new
                 if len(deletes) + len(adds) >= size - 1:
-                    yield self._released(deletes, adds)
+                    yield deletes, adds
                     deletes, adds = [], []
-        if deletes or adds:
-            yield self._released(deletes, adds)
+        yield deletes, adds
 
     def _released(self, deletes: list[Element], adds: list[Element]) -> tuple[list[Element], list[Element]]:
         """Return what is still to be written of a transaction, its deletes counting no more."""
