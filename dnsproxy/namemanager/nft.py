@@ -137,7 +137,7 @@ class _Connection:
 class NftSets:
     """The nftables sets of one network namespace: that of the thread which makes the object.
 
-    The methods are those that the NameManager wants. A failed call has changed nothing, except for `ensure`
+    The methods are those that the NameManager wants. A refused call has changed nothing, except for `ensure`
     with more than 500 sets to create. They raise SetError with its cause, RightsError without
     CAP_NET_ADMIN, KernelError without nf_tables; the constructor already may raise the last two.
     """
@@ -169,7 +169,7 @@ class NftSets:
     async def commit(self, deletes: Sequence[Element], adds: Sequence[Element]) -> None:
         """Delete, then add, in one transaction; return when the kernel has applied it.
 
-        Raises ValueError for more than a transaction can hold; 1,000 of each always fit.
+        Raises ValueError for more than a transaction can hold; 1,000 elements always fit.
         """
         await self._run(self._commit, deletes, adds)
 
@@ -260,7 +260,8 @@ class NftSets:
     def _commit(self, deletes: Sequence[Element], adds: Sequence[Element]) -> None:
         destroy = self._probe()
         requests: list[Request] = []
-        for spec, elements in _by_set(deletes).items():
+        replaced = [element for element in adds if element.spec in self._timed]  # whatever timeout it had
+        for spec, elements in _by_set((*deletes, *replaced)).items():
             timed = spec in self._timed
             requests += netlink.delete_elements(spec, elements, destroy=destroy, timed=timed)
         for spec, elements in _by_set(adds).items():

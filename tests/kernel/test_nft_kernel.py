@@ -273,6 +273,22 @@ def test_in_a_set_with_a_default_timeout_our_elements_do_not_expire(play):
     play(scene)
 
 
+@pytest.mark.parametrize("destroys", [True, False], ids=["destroy", "before-6.3"])
+def test_an_element_that_others_gave_a_timeout_stays_once_it_is_ours(play, destroys):
+    async def scene(sets):
+        load("table inet fw4 { set github { type ipv4_addr; flags timeout; }\n }")
+        nft("add", "element", *str(USERS).split(), "{ 192.0.2.1 timeout 1h }")
+        await sets.ensure([USERS])
+        sets._destroys = destroys
+        assert await sets.read(USERS) == {}
+        await sets.commit([], [four(1, spec=USERS)])
+        await sets.commit([], [four(1, spec=USERS)])
+        assert await sets.read(USERS) == {four(1).key: "a.example."}
+        assert listed(USERS) == [{"elem": {"val": "192.0.2.1", "comment": "a.example."}}]
+
+    play(scene)
+
+
 def test_a_set_of_the_users_may_lose_its_timeouts(play):
     async def scene(sets):
         load("table inet fw4 { set github { type ipv4_addr; flags timeout; }\n }")
