@@ -105,17 +105,25 @@ def _open_listeners(config: Config, stack: AsyncExitStack) -> list[socket.socket
 
 
 async def _open_sets(config: Config) -> Sets:
-    """Return the backend, with the right to use it proven."""
-    if config.sets.backend == "show":
-        return ShowSets(_show)
+    """Return the backend; with `auto`, the one that the rights allow."""
+    if config.sets.backend != "show":
+        try:
+            return await _kernel_sets()
+        except (RightsError, KernelError) as error:
+            if config.sets.backend == "nft":
+                raise
+            log.warning("set changes are shown, not made", reason=str(error))
+    return ShowSets(_show)
+
+
+async def _kernel_sets() -> NftSets:
+    """Return the kernel's sets, with the right to change them proven."""
+    sets = NftSets()
     try:
-        sets = NftSets()
         await sets.ensure(())
-    except (RightsError, KernelError) as error:
-        if config.sets.backend == "nft":
-            raise
-        log.warning("set changes are shown, not made", reason=str(error))
-        return ShowSets(_show)
+    except (RightsError, KernelError):
+        await sets.close()
+        raise
     return sets
 
 
