@@ -10,6 +10,7 @@ second, before it swaps anything; with any fault the running policy stays, and t
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from contextlib import AsyncExitStack, aclosing
@@ -286,6 +287,7 @@ class Proxy:
             running = [tasks.create_task(step, name=name) for name, step in steps.items()]
             await self._until_enforcing()
             await self._listen(sockets)
+            _calm_collector()
             log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
             notify("READY=1")
             await self._stop.wait()
@@ -450,6 +452,18 @@ class Proxy:
     def _reopen(self) -> None:
         if self._writer is not None:
             self._writer.reopen()
+
+
+def _calm_collector() -> None:
+    """Keep Python's collector of cycles from stopping the loop.
+
+    A full pass walks every lease: 430 ms were measured at 200,000 pairs, and passes come with growth. What
+    is kept for long here has no cycles, so full passes are as good as switched off; young objects are still
+    looked at, some thousands at a time, a few milliseconds at most.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000, 5, 1_000_000)
 
 
 def _needs_restart(running: Config, wanted: Config) -> list[str]:
