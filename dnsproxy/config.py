@@ -282,8 +282,8 @@ def loops(
 ) -> list[SocketAddress]:
     """Return those of `servers` that are ourselves: a listener of ours takes what is sent there.
 
-    `local` are the packed addresses of this host, which a wildcard listener (0.0.0.0, ::) stands for;
-    a wildcard of IPv6 is taken to stand for IPv4 too, as it does on Linux unless told otherwise.
+    `local` are the packed addresses of this host, which a wildcard listener stands for: 0.0.0.0 for those
+    of IPv4, :: for those of IPv6 alone, since our sockets of IPv6 take nothing else (IPV6_V6ONLY).
     """
     taken = list(listen)
     return [server for server in servers if any(_takes(listener, server, local) for listener in taken)]
@@ -292,9 +292,9 @@ def loops(
 def _takes(listener: SocketAddress, server: SocketAddress, local: Collection[bytes]) -> bool:
     if not listener.is_wildcard or listener.port != server.port:
         return listener == server
-    address = addresses.from_text(server.address)
-    families = (4, 16) if ":" in listener.address else (4,)
-    return len(address) in families and (address in local or ip_address(server.address).is_loopback)
+    address = ip_address(server.address)
+    same_family = address.version == ip_address(listener.address).version
+    return same_family and (address.packed in local or address.is_loopback)
 
 
 def check_loops(config: Config, local: Collection[bytes]) -> None:

@@ -265,9 +265,11 @@ LOCAL = frozenset(map(addresses.from_text, ("127.0.0.1", "::1", "192.0.2.9", "20
         ("0.0.0.0:53", "127.0.0.53:53", True),
         ("0.0.0.0:53", "192.0.2.10:53", False),
         ("0.0.0.0:53", "2001:db8::9", False),
+        ("[::]:53", "::1", True),
+        ("[::]:53", "192.0.2.9:53", False),
+        ("[::]:53", "127.0.0.53:53", False),
         ("[::]:53", "2001:db8::9", True),
-        ("[::]:53", "192.0.2.9:53", True),
-        ("[::]:53", "192.0.2.9:54", False),
+        ("[::]:53", "[2001:db8::9]:54", False),
     ],
 )
 def test_a_server_that_is_a_listener_of_ours(listener, server, loop):
@@ -296,8 +298,15 @@ def test_a_loop_in_the_settings_is_an_error_at_its_place():
     )
 
 
-def test_settings_without_a_loop_pass():
-    assert check_loops(settings("upstream: {servers: [192.0.2.53]}"), LOCAL) is None
+@pytest.mark.parametrize(
+    "text",
+    [
+        "upstream: {servers: [192.0.2.53]}",
+        "{listen: ['[::]:53'], upstream: {servers: [127.0.0.53]}}",  # our sockets of IPv6 take IPv6 alone
+    ],
+)
+def test_settings_without_a_loop_pass(text):
+    assert check_loops(settings(text), LOCAL) is None
 
 
 # -- resolv.conf ----------------------------------------------------------------------------------------
