@@ -305,6 +305,8 @@ class Exchange:
             return self._elsewhere(pending, now)
         try:
             found = message.read_answer(wire, pending.end, pending.name) if code == NOERROR else NOTHING
+            if self._strip and code == NOERROR:
+                wire = self._stripped(pending, wire)
         except FormError:
             self.counts["broken"] += 1
             return self._elsewhere(pending, now)
@@ -322,10 +324,10 @@ class Exchange:
     def _release(self, pending: Pending, wire: bytes, found: Found, channel: Channel, now: float) -> Action:
         """Let an answer go to its client, or to the waiting room while the kernel lacks an element."""
         if pending.policy is not self._policy and not self._still_allowed(pending):
-            return pending.sink, self._denial(pending.client, pending.wire, pending.end), pending.peer
+            denial = self._denial(pending.client, pending.wire, pending.end)
+            self._report(pending, denial, NOTHING, str(channel.server), "policy", now, 0.0)
+            return pending.sink, denial, pending.peer
         elements = self._learn(pending, found, now) if found[0] else ()
-        if self._strip and found[0]:
-            wire = self._stripped(pending, wire, found[0])
         answer = self._fitted(pending, wire)
         if elements:
             return self._waiting, answer, self._held(pending, answer, elements, found, channel, now)
@@ -357,9 +359,18 @@ class Exchange:
                 del self._aliases[next(iter(self._aliases))]
             self._aliases[endpoint, target] = (expiry, owner)
 
-    def _stripped(self, pending: Pending, wire: bytes, addresses: tuple[bytes, ...]) -> bytes:
-        keep = partial(self._plan.permits, pending.verdict.grants)
-        return wire if all(map(keep, addresses)) else message.strip(wire, pending.end, keep)
+    def _stripped(self, pending: Pending, wire: bytes) -> bytes:
+        """Return an answer without the addresses that may not be learned, wherever in it they stand."""
+        refused = []
+
+        def keep(address: bytes) -> bool:
+            permitted = self._plan.permits(pending.verdict.grants, address)
+            if not permitted:
+                refused.append(address)
+            return permitted
+
+        stripped = message.strip(wire, pending.end, keep)
+        return stripped if refused else wire  # what needs no change goes out byte for byte
 
     def _fitted(self, pending: Pending, wire: bytes) -> bytes:
         """Return an answer under the client's ID, in the size that it announced (RFC 6891 section 6.2.3)."""

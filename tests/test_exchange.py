@@ -397,6 +397,78 @@ def test_private_addresses_are_stripped_where_the_setting_says_so():
     assert [rrset.to_text() for rrset in reply.answer] == ["www.example.com. 60 IN A 93.184.216.34"]
 
 
+def test_a_private_address_is_stripped_off_the_chain_and_in_other_sections_too():
+    world = World(strip=True)
+    world.ask("www.example.com")
+
+    def edit(wire):
+        answer = dns.message.from_wire(wire)
+        answer.additional.append(dns.rrset.from_text("ns.test.", 60, "IN", "A", "10.0.0.2"))
+        return answer.to_wire()
+
+    world.answer([*WWW, ("other.test.", 60, "IN", "A", "10.0.0.1")], edit=edit)
+    world.acknowledge()
+    [reply] = world.replies()
+    assert [rrset.to_text() for rrset in reply.answer] == ["www.example.com. 60 IN A 93.184.216.34"]
+    assert reply.additional == []
+
+
+def test_with_stripping_on_an_answer_that_needs_none_is_byte_for_byte():
+    world = World(strip=True)
+    world.ask("www.example.com")
+    sent = []
+    world.answer(WWW, edit=lambda wire: sent.append(wire) or wire)
+    world.acknowledge()
+    [(reply, _)] = world.client
+    assert reply[2:] == sent[0][2:]
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_broken_answer_ends_with_the_next_server_or_servfail_and_is_never_lost(strip):
+    world = World(strip=strip)
+    world.ask("www.example.com")
+    world.answer(WWW, edit=lambda wire: wire[:-1])
+    world.answer(WWW, server=1, edit=lambda wire: wire[:-1])
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+    assert world.exchange.flying == 0
+
+
+def test_a_broken_additional_section_does_not_lose_a_stripped_answer():
+    world = World(servers=1, strip=True)
+    world.ask("www.example.com")
+    world.answer(WWW, edit=lambda wire: wire[:11] + b"\x01" + wire[12:] + b"\x00\x00")
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+    assert world.exchange.flying == 0
+
+
+def test_an_alias_belongs_to_the_endpoint_that_has_it():
+    world = World()
+    world.ask("alias.example.com")
+    world.answer([
+        ("alias.example.com.", 60, "IN", "CNAME", "cdn.example.net."),
+        ("cdn.example.net.", 60, "IN", "A", "93.184.216.34"),
+    ])  # fmt: skip
+    world.acknowledge()
+    world.ask("cdn.example.net", source=STRICT)
+    assert world.replies()[-1].rcode() == dns.rcode.REFUSED
+
+
+def test_what_clients_make_us_remember_is_bounded(monkeypatch):
+    monkeypatch.setattr("dnsproxy.exchange.CLIENTS", 10)
+    monkeypatch.setattr("dnsproxy.exchange.ALIASES", 10)
+    world = World()
+    for number in range(40):
+        world.ask("denied.example.net", source=bytes((203, 0, 113, number)))
+        world.ask("alias.example.com")
+        world.answer([
+            ("alias.example.com.", 60, "IN", "CNAME", f"cdn{number}.example.net."),
+            (f"cdn{number}.example.net.", 60, "IN", "A", "93.184.216.34"),
+        ])  # fmt: skip
+        world.acknowledge()
+    assert len(world.exchange._clients[False]) <= 10
+    assert len(world.exchange._aliases) <= 10
+
+
 def test_a_cname_target_may_be_asked_where_the_rule_says_so_while_the_answer_lives():
     chain = [
         ("alias.example.com.", 60, "IN", "CNAME", "cdn.example.net."),
