@@ -153,7 +153,7 @@ def check(
     Notes tell what a document asks for that is not enforced here, and what does not do what it seems to.
     """  # noqa: D301 - \b is typer's sign not to wrap what follows
     settings = None if paths else _settings(config)
-    faults, notes = _checked_upstreams(settings) if settings else ([], [])
+    faults, notes = _checked_settings(settings) if settings else ([], [])
     try:
         texts = _texts([settings.policy.directory] if settings else paths or [])
         table, policy = _load(texts, settings)
@@ -164,11 +164,11 @@ def check(
     _report(texts, table, [*notes, *policy.notes])
 
 
-def _checked_upstreams(settings: Config) -> tuple[list[Problem], list[Problem]]:
-    """Return what is wrong with the servers to ask, and what of them is left out."""
+def _checked_settings(settings: Config) -> tuple[list[Problem], list[Problem]]:
+    """Return what is wrong with the servers and files that the settings name, and what is left out."""
     faults: list[Problem] = []
     notes: list[Problem] = []
-    for step in (_check_loops, _check_zone, _check_resolv_conf):
+    for step in (_check_loops, _check_zone, _check_resolv_conf, _check_events):
         try:
             notes += step(settings)
         except DocumentError as error:
@@ -197,10 +197,19 @@ def _check_resolv_conf(settings: Config) -> list[Problem]:
     if settings.upstream.zone is not None or settings.upstream.servers or path is None:
         return []
     from dnsproxy import files  # noqa: PLC0415
-    from dnsproxy.config import resolv_conf  # noqa: PLC0415
+    from dnsproxy.config import upstreams_of  # noqa: PLC0415
 
-    _, notes = resolv_conf(files.read_text(path), str(path), settings.listen, _local_addresses(settings))
+    _, notes = upstreams_of(settings, files.read_text(path), str(path), _local_addresses(settings))
     return notes
+
+
+def _check_events(settings: Config) -> list[Problem]:
+    from dnsproxy import files  # noqa: PLC0415
+    from dnsproxy.config import STDOUT  # noqa: PLC0415
+
+    if settings.events.file not in (None, STDOUT):
+        files.check_writable(settings.events.file)
+    return []
 
 
 def _local_addresses(settings: Config) -> frozenset[bytes]:

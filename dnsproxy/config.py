@@ -316,6 +316,20 @@ def _upstreams(config: Config) -> Iterator[tuple[yamldoc.Path, SocketAddress]]:
             yield ("upstream", "routes", suffix, index), server
 
 
+def upstreams_of(
+    config: Config, text: str, file: str, local: Collection[bytes]
+) -> tuple[list[SocketAddress], list[Problem]]:
+    """Return the servers of the resolv.conf `file` and what was left out, as `resolv_conf` does.
+
+    DocumentError if nobody is left to ask: no server in the text, and no route in the settings.
+    """
+    servers, notes = resolv_conf(text, file, config.listen, local)
+    if not servers and not config.upstream.routes:
+        message = f"{file} names no server but ourselves; set `upstream.servers` to the servers to ask"
+        raise DocumentError([config.problem(("upstream", "resolv_conf"), message), *notes])
+    return servers, notes
+
+
 def resolv_conf(
     text: str, file: str, listen: Iterable[SocketAddress], local: Collection[bytes]
 ) -> tuple[list[SocketAddress], list[Problem]]:

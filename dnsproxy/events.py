@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dnslib import QTYPE, RCODE
 
 from dnsproxy import addresses, names
-from dnsproxy.errors import DocumentError, Problem
+from dnsproxy.errors import DocumentError
+from dnsproxy.files import unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -258,7 +259,4 @@ def _opened(file: Path) -> int:
     try:
         return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        message = (
-            f"cannot be written: {error.strerror}; make its directory writable or set events.file to another"
-        )
-        raise DocumentError([Problem(str(file), 0, 0, "", message)]) from None
+        raise unwritable(file, error) from None

@@ -1,4 +1,4 @@
-"""The files that an operator writes: read them, and notice when they change.
+"""The files that an operator names: read them, notice when they change, tell whether one could be written.
 
 Change is noticed by comparing signatures once a second, not by inotify: what counts is the state of the
 folder *after* a change, which has to be read anyway; kubelet and configuration management swap whole trees
@@ -10,7 +10,9 @@ four milliseconds of a helper thread (docs/design/files.md).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, TypeAlias
 
 from dnsproxy.errors import DocumentError, Problem
@@ -86,6 +88,35 @@ def _unreadable(path: Path, error: OSError) -> DocumentError:
         IsADirectoryError: "name a file",
     }.get(type(error), "mend the file system or name another path")
     message = f"cannot be read: {error.strerror or error}; {next_step}"
+    return DocumentError([Problem(str(path), 0, 0, "", message)])
+
+
+def check_writable(path: Path) -> None:
+    """Raise DocumentError if this file could not be opened to append to it; it is neither opened nor made."""
+    try:
+        _try_writing(path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _try_writing(path: Path) -> None:
+    """Raise the OSError that opening would raise, as far as looking tells."""
+    place, rights = path, os.W_OK
+    try:
+        if S_ISDIR(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except FileNotFoundError:
+        place, rights = path.resolve().parent, os.W_OK | os.X_OK
+        place.stat()
+    if not os.access(place, rights, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def unwritable(path: Path, error: OSError) -> DocumentError:
+    """Return the error for a query log that cannot be opened."""
+    message = (
+        f"cannot be written: {error.strerror}; make its directory writable or set events.file to another"
+    )
     return DocumentError([Problem(str(path), 0, 0, "", message)])
 
 

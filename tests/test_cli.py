@@ -279,6 +279,28 @@ def test_what_is_left_out_of_a_resolv_conf_is_a_note(dnsproxy, folder):
     )
 
 
+def test_a_resolv_conf_that_names_only_ourselves_is_a_fault(dnsproxy, folder):
+    write(folder, "dnsproxy.yaml", "listen: ['127.0.0.1:53']\nupstream: {resolv_conf: resolv.conf}\n")
+    write(folder, "resolv.conf", "nameserver 127.0.0.1\n")
+    code, out, err = dnsproxy("check", "--config", folder / "dnsproxy.yaml")
+    assert (code, out) == (3, "")
+    assert f"upstream.resolv_conf: {folder}/resolv.conf names no server but ourselves; set" in err
+
+
+def test_a_query_log_that_could_not_be_written_is_a_fault(dnsproxy, folder):
+    write(folder, "dnsproxy.yaml", "upstream: {servers: [192.0.2.53]}\nevents: {file: none/log.jsonl}\n")
+    code, _, err = dnsproxy("check", "--config", folder / "dnsproxy.yaml")
+    assert code == 3
+    assert err.startswith(f"{folder}/none/log.jsonl: cannot be written: No such file or directory; make")
+
+
+@pytest.mark.parametrize("file", ["log.jsonl", "-"])
+def test_a_query_log_that_could_be_written_is_none_and_is_not_made(dnsproxy, folder, file):
+    write(folder, "dnsproxy.yaml", f"upstream: {{servers: [192.0.2.53]}}\nevents: {{file: {file!r}}}\n")
+    assert dnsproxy("check", "--config", folder / "dnsproxy.yaml")[0] == 0
+    assert not (folder / file).exists()
+
+
 # -- policy trace ---------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from dnsproxy.config import (
     read,
     resolv_conf,
     socket_address,
+    upstreams_of,
 )
 from dnsproxy.errors import DocumentError
 
@@ -337,6 +338,30 @@ def test_the_servers_of_a_resolv_conf_in_their_order_and_what_is_left_out():
         "/etc/resolv.conf:10:1: left out: 'nameserver fe80::1%eth0' names no address we can ask",
         "/etc/resolv.conf:11:1: left out: 'nameserver 192.0.2.2:5353' names no address we can ask",
         "/etc/resolv.conf:12:1: left out: 'nameserver' names no address we can ask",
+    ]
+
+
+NOBODY = "resolv.conf names no server but ourselves; set `upstream.servers` to the servers to ask"
+OURSELVES = "nameserver 127.0.0.1\nnameserver nobody\n"
+
+
+def test_a_resolv_conf_that_leaves_nobody_to_ask_is_an_error_with_what_was_left_out():
+    config = settings("upstream:\n  resolv_conf: resolv.conf\n")
+    with pytest.raises(DocumentError) as caught:
+        upstreams_of(config, OURSELVES, "resolv.conf", LOCAL)
+    assert list(map(str, caught.value.problems)) == [
+        f"{FILE}:2:16: upstream.resolv_conf: {NOBODY}",
+        "resolv.conf:1:1: left out: 127.0.0.1:53 is this proxy itself",
+        "resolv.conf:2:1: left out: 'nameserver nobody' names no address we can ask",
+    ]
+
+
+def test_routes_are_servers_enough():
+    config = settings("upstream: {routes: {corp.example: [10.0.0.53]}}")
+    servers, notes = upstreams_of(config, OURSELVES, "resolv.conf", LOCAL)
+    assert (servers, len(notes)) == ([], 2)
+    assert upstreams_of(config, "nameserver 192.0.2.1", "resolv.conf", LOCAL)[0] == [
+        SocketAddress("192.0.2.1", 53)
     ]
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from dnsproxy.errors import DocumentError
-from dnsproxy.files import changes, policy_files, read_policies, read_text, signature
+from dnsproxy.files import (
+    changes,
+    check_writable,
+    policy_files,
+    read_policies,
+    read_text,
+    signature,
+    unwritable,
+)
 
 
 def test_policy_files_come_in_lexical_order_without_hidden_ones(tmp_path):
@@ -48,6 +58,43 @@ def test_a_file_without_rights_says_for_whom_it_must_be_readable(tmp_path):
             read_text(path)
     finally:
         os.seteuid(before)
+
+
+@pytest.fixture
+def nobodys():
+    """A folder of somebody without rights, who is who we are meanwhile: root may write everything."""
+    before = os.geteuid()
+    with TemporaryDirectory() as name:
+        if before == 0:
+            os.chown(name, 65534, -1)
+            os.seteuid(65534)
+        yield Path(name)
+        Path(name).chmod(0o755)
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("rights", [0o755, 0o555, 0o666])
+@pytest.mark.parametrize(
+    "name", ["there", "barred", "new", "folder", "none/new", "there/new", "link", "gone"]
+)
+def test_what_cannot_be_written_is_what_cannot_be_opened(nobodys, name, rights):
+    (nobodys / "there").touch(mode=0o600)
+    (nobodys / "barred").touch(mode=0o400)
+    (nobodys / "folder").mkdir()
+    (nobodys / "link").symlink_to("there")
+    (nobodys / "gone").symlink_to("none/new")
+    nobodys.chmod(rights)
+    file, said, met = nobodys / name, None, None
+    try:
+        check_writable(file)
+    except DocumentError as error:
+        said = str(error)
+    assert not os.access(nobodys / "new", os.F_OK)
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    except OSError as error:
+        met = str(unwritable(file, error))
+    assert said == met
 
 
 @pytest.mark.parametrize(
