@@ -14,6 +14,7 @@ import gc
 import os
 import signal
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from socket import SOCK_DGRAM
 from time import CLOCK_MONOTONIC, clock_gettime_ns
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from dnsproxy.addresses import Network
     from dnsproxy.config import Config, SocketAddress
     from dnsproxy.endpoints import EndpointTable
     from dnsproxy.namemanager.manager import Sets
@@ -75,14 +77,15 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _serve(config: Config, path: Path) -> None:
     async with AsyncExitStack() as stack:
-        seen = files.signature([config.policy.directory])
+        seen = {"policies": files.signature([config.policy.directory])}
         endpoints, policy = load_policy(config)
         local_addresses = await stack.enter_async_context(aclosing(host.changes(log.warning)))
         local = await anext(local_addresses)
         settings.check_loops(config, local)
         listening = _open_listeners(config, stack)
-        upstream = UpstreamSource(config, local)
-        await upstream.start(stack)
+        upstream = UpstreamSource(local)
+        await upstream.start(config, stack)
+        seen["upstreams"] = files.signature(upstream.watched(config))
         sets = await _open_sets(config)
         proxy = Proxy(config, path, sets, endpoints, policy, upstream, local)
         await proxy.run(listening, local_addresses, seen)
@@ -182,29 +185,26 @@ def _exchange(
 class UpstreamSource:
     """Where the upstream servers are read from: the settings, a resolv.conf, or a zone served right here."""
 
-    def __init__(self, config: Config, local: frozenset[bytes]) -> None:
+    def __init__(self, local: frozenset[bytes]) -> None:
         self.local = local
-        self._config = config
         self._known: dict[SocketAddress, Server] = {}
         self._zone: SocketAddress | None = None
 
-    async def start(self, stack: AsyncExitStack) -> None:
+    async def start(self, config: Config, stack: AsyncExitStack) -> None:
         """Start the built-in zone server, where the settings ask for one."""
-        path = self._config.upstream.zone
+        path = config.upstream.zone
         if path is not None:
             port, server = await zone.serve(path, "127.0.0.1", 0, log.warning)
             stack.callback(server.close)
             self._zone = settings.SocketAddress("127.0.0.1", port)
 
-    def watched(self) -> list[Path]:
+    def watched(self, config: Config) -> list[Path]:
         """Return the file that is followed, if one is."""
-        upstream = self._config.upstream
-        follows = self._zone is None and not upstream.servers and upstream.resolv_conf is not None
-        return [upstream.resolv_conf] if follows and upstream.resolv_conf else []
+        path = config.upstream.resolv_conf
+        return [path] if path is not None and self._zone is None and not config.upstream.servers else []
 
     def routes(self, config: Config) -> Routes:
         """Return the servers as the settings and files say now; DocumentError if there is none."""
-        self._config = config
         default = [self._zone] if self._zone else list(config.upstream.servers) or self._from_file(config)
         routes = {names.from_text(suffix): servers for suffix, servers in config.upstream.routes.items()}
         wanted = dict.fromkeys([*default, *(server for servers in routes.values() for server in servers)])
@@ -218,12 +218,9 @@ class UpstreamSource:
         path = config.upstream.resolv_conf
         if path is None:
             return []
-        servers, notes = settings.resolv_conf(files.read_text(path), str(path), config.listen, self.local)
+        servers, notes = settings.upstreams_of(config, files.read_text(path), str(path), self.local)
         for note in notes:
             log.warning("resolv.conf", note=str(note))
-        if not servers and not config.upstream.routes:
-            message = f"{path} names no server but ourselves; set `upstream.servers` to the servers to ask"
-            raise DocumentError([config.problem(("upstream", "resolv_conf"), message)])
         return servers
 
 
@@ -247,12 +244,16 @@ class Proxy:
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._listeners: list[UdpListener | TcpListener] = []
-        self._reload = asyncio.Event()
+        self._due: set[str] = (
+            set()
+        )  # what is to be read again: settings (with all they name), policies, upstreams
+        self._told = asyncio.Event()
+        self._faults: dict[str, str] = {}  # in files that are not in force, by what was read
         self._stop = asyncio.Event()
         routes = upstream.routes(config)
         self._ring = Ring() if config.events.file else None
         self._writer: EventWriter | None = None
-        caches = _caches(config)
+        caches = self._caches = _caches(config)
         private = tuple(config.policy.private)
         plan = Plan(policy, self._endpoints, caches=caches, table=config.sets.table, private=private)
         self.manager = _manager(config, plan, sets, caches)
@@ -266,7 +267,7 @@ class Proxy:
         self,
         sockets: list[socket.socket],
         local_addresses: AsyncIterator[frozenset[bytes]],
-        seen: files.Signature,
+        seen: dict[str, files.Signature],
     ) -> None:
         """Serve until a signal says stop; then finish what is in flight."""
         self._handle_signals()
@@ -279,8 +280,8 @@ class Proxy:
                 "sets": self.manager.run(),
                 "clock": self._keep_time(),
                 "reload": self._reload_when_told(),
-                "policies": self._follow_policies(seen),
-                "upstreams": self._follow_upstreams(),
+                "policies": self._follow("policies", seen, lambda: [self._config.policy.directory]),
+                "upstreams": self._follow("upstreams", seen, lambda: self._upstream.watched(self._config)),
                 "addresses": self._follow_addresses(local_addresses),
                 "health": self._watch_servers(),
             }
@@ -297,8 +298,8 @@ class Proxy:
         await self._close()
 
     def _handle_signals(self) -> None:
-        handlers = {
-            signal.SIGHUP: self._reload.set,
+        handlers: dict[int, Callable[[], object]] = {
+            signal.SIGHUP: partial(self._read_again, "settings"),
             signal.SIGUSR1: self._tell,
             signal.SIGUSR2: self._reopen,
             signal.SIGTERM: self._stop.set,
@@ -365,19 +366,17 @@ class Proxy:
             await asyncio.sleep(1.0)
             now = {server for server in self._routes if server.failures >= FAILURES}
             for server in now - silent:
-                log.warning("upstream does not answer; others are asked first", server=str(server))
+                hint = "see that it runs and that this host can reach it; until it answers it is asked last"
+                log.warning("upstream does not answer", server=str(server), hint=hint)
             for server in silent - now:
                 log.info("upstream answers again", server=str(server))
             silent = now
 
-    async def _follow_policies(self, seen: files.Signature) -> None:
-        async for _ in files.changes([self._config.policy.directory], since=seen):
-            await self._swap_policy(self._config)
-
-    async def _follow_upstreams(self) -> None:
-        if watched := self._upstream.watched():
-            async for _ in files.changes(watched):
-                await self._swap_upstreams(self._config)
+    async def _follow(
+        self, kind: str, seen: dict[str, files.Signature], paths: Callable[[], list[Path]]
+    ) -> None:
+        async for _ in files.changes(paths, seen[kind]):
+            self._read_again(kind)
 
     async def _follow_addresses(self, local_addresses: AsyncIterator[frozenset[bytes]]) -> None:
         async for local in local_addresses:
@@ -385,61 +384,66 @@ class Proxy:
             self._endpoints = self._endpoints.with_host_addresses(local)
             self.exchange.set_policy(self._policy, self._endpoints)
 
-    async def _reload_when_told(self) -> None:
-        while True:
-            await self._reload.wait()
-            self._reload.clear()
-            notify("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
-            await self._reload_all()
-            notify("READY=1")
-
     # -- reload -----------------------------------------------------------------------------------------
 
-    async def _reload_all(self) -> None:
-        """Read the settings and everything that they name again; what needs a restart is said."""
-        try:
-            text = files.read_text(self._path)
-            config = settings.read(text, str(self._path))
-            settings.check_loops(config, self._upstream.local)
-        except DocumentError as error:
-            self._keep("settings", error)
-            return
-        if fixed := _needs_restart(self._config, config):
-            log.warning("these settings take effect at the next start", settings=fixed)
-        config = self._config.model_copy(update={"upstream": config.upstream, "policy": config.policy})
-        if await self._swap_policy(config) and await self._swap_upstreams(config):
-            self._config = config
+    def _read_again(self, kind: str) -> None:
+        self._due.add(kind)
+        self._told.set()
 
-    async def _swap_policy(self, config: Config) -> bool:
-        """Put the policy files into force, all or nothing."""
+    async def _reload_when_told(self) -> None:
+        """Do one reload after the other, so that the last that was told is the last that is done."""
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            due, self._due = self._due, set()
+            notify("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
+            for kind in ["settings"] if "settings" in due else sorted(due):
+                await self._reload(kind)
+            notify("READY=1")
+
+    async def _reload(self, kind: str) -> None:
+        """Read and check all that is due; then swap all of it, or keep all as it is."""
         try:
-            endpoints, policy = await asyncio.to_thread(load_policy, config)
+            config = self._reread_settings() if kind == "settings" else self._config
+            policy = await asyncio.to_thread(load_policy, config) if kind != "upstreams" else None
+            routes = self._upstream.routes(config) if kind != "policies" else None
         except DocumentError as error:
-            self._keep("policy", error)
-            return False
+            self._keep(kind, error)
+            return
+        self._faults = {} if kind == "settings" else {k: v for k, v in self._faults.items() if k != kind}
+        self._config = config
+        if policy is not None:
+            self._enforce(*policy)
+        if routes is not None:
+            self._ask(routes)
+
+    def _keep(self, kind: str, error: DocumentError) -> None:
+        self._faults[kind] = str(error)
+        log.error("files have faults; what was in force stays in force", faults=str(error))
+
+    def _reread_settings(self) -> Config:
+        """Return the running settings with what may change while running; name what may not."""
+        wanted = settings.read(files.read_text(self._path), str(self._path))
+        settings.check_loops(wanted, self._upstream.local)
+        merged = _merged(self._config, wanted)
+        if later := _differing(merged, wanted):
+            log.warning("these settings take effect at the next start", settings=later)
+        return merged
+
+    def _enforce(self, endpoints: EndpointTable, policy: Policy) -> None:
+        before = _governed(self._policy, self._endpoints)
         self._policy, self._endpoints = policy, endpoints.with_host_addresses(self._upstream.local)
         self.manager.policy_changed(policy, self._endpoints)
         self.exchange.set_policy(policy, self._endpoints)
         log.info("policy in force", **self._summary())
-        return True
+        if changed := before ^ _governed(policy, self._endpoints):
+            log.warning("load the firewall template again", changed=sorted({key for key, *_ in changed}))
 
-    async def _swap_upstreams(self, config: Config) -> bool:
-        try:
-            routes = self._upstream.routes(config)
-        except DocumentError as error:
-            self._keep("upstreams", error)
-            return False
+    def _ask(self, routes: Routes) -> None:
         self._routes = routes
         self.upstreams.update(tuple(routes))
         self.exchange.set_routes(routes)
         log.info("upstreams in force", servers=[str(server) for server in routes])
-        return True
-
-    @staticmethod
-    def _keep(what: str, error: DocumentError) -> None:
-        log.error(
-            f"the {what} that are running are not those in the files, which have faults", faults=str(error)
-        )
 
     # -- what is told -----------------------------------------------------------------------------------
 
@@ -447,7 +451,14 @@ class Proxy:
         return {"endpoints": len(self._endpoints.endpoints), "selectors": len(self._policy.selectors)}
 
     def _tell(self) -> None:
-        log.info("statistics", queries=self.exchange.counts, sets=self.manager.status(), **self._summary())
+        log.info(
+            "statistics",
+            queries=self.exchange.counts,
+            sets=self.manager.status(),
+            names=len(self._caches.global_),
+            faults=sorted(self._faults.values()),
+            **self._summary(),
+        )
 
     def _reopen(self) -> None:
         if self._writer is not None:
@@ -466,7 +477,33 @@ def _calm_collector() -> None:
     gc.set_threshold(2_000, 5, 1_000_000)
 
 
-def _needs_restart(running: Config, wanted: Config) -> list[str]:
-    """Name the sections that differ and are not read again while running."""
-    fixed = ("listen", "cache", "sets", "limits", "events", "log")
-    return [section for section in fixed if getattr(running, section) != getattr(wanted, section)]
+READ_AGAIN = {"policy": ("directory", "enforcement"), "upstream": ("servers", "routes", "resolv_conf")}
+
+
+def _merged(running: Config, wanted: Config) -> Config:
+    """Return the running settings with those of the wanted ones that a reload puts into force."""
+    changes = {
+        section: getattr(running, section).model_copy(
+            update={key: getattr(getattr(wanted, section), key) for key in keys}
+        )
+        for section, keys in READ_AGAIN.items()
+    }
+    return running.model_copy(update=changes)
+
+
+def _differing(one: Config, other: Config) -> list[str]:
+    """Name the keys, such as `limits.queries`, in which two settings differ."""
+    found = []
+    for section in type(one).model_fields:
+        left, right = getattr(one, section), getattr(other, section)
+        keys = getattr(type(left), "model_fields", None)
+        if keys is None:
+            found += [section] if left != right else []
+        else:
+            found += [f"{section}.{key}" for key in keys if getattr(left, key) != getattr(right, key)]
+    return found
+
+
+def _governed(policy: Policy, endpoints: EndpointTable) -> set[tuple[str, bool, tuple[Network, ...]]]:
+    """Return what the firewall templates are made from: who is restricted or not, and where."""
+    return {(each.key, policy.restricts(each), each.prefixes) for each in endpoints.endpoints}

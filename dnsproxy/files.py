@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dnsproxy.errors import DocumentError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
 SUFFIXES = (".yaml", ".yml")
@@ -149,21 +149,21 @@ def _mark(path: Path) -> Mark:
 
 
 async def changes(
-    paths: Iterable[Path], *, interval: float = 1.0, since: Signature | None = None
+    paths: Callable[[], Iterable[Path]], since: Signature, *, interval: float = 1.0
 ) -> AsyncIterator[Signature]:
     """Yield the new signature after each change, looking every `interval` seconds from a helper thread.
 
-    `since` is the signature taken *before* the files were read, so that a change in between is not lost. A
-    change counts when two looks agree, so that a file that is just being written is not read half.
+    `paths` is asked at each look, since a reload may name other files. `since` is the signature taken
+    *before* the files were read, so that a change in between is not lost. A change counts when two looks
+    agree, so that a file that is just being written is not read half.
     """
-    watched = tuple(paths)
-    known = await asyncio.to_thread(signature, watched) if since is None else since
+    known = since
     while True:
         await asyncio.sleep(interval)
-        seen = await asyncio.to_thread(signature, watched)
+        seen = await asyncio.to_thread(signature, tuple(paths()))
         while seen != known:
             await asyncio.sleep(min(SETTLE, interval))
-            before, seen = seen, await asyncio.to_thread(signature, watched)
+            before, seen = seen, await asyncio.to_thread(signature, tuple(paths()))
             if before == seen:
                 known = seen
                 yield known

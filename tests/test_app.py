@@ -161,7 +161,7 @@ def test_hangup_reads_the_settings_again_and_says_what_needs_a_restart(daemon):
     daemon.write(policy={"directory": "policies", "private": ["192.0.2.0/24"], "enforcement": "always"},
                  limits={"queries": 7})  # fmt: skip
     daemon.tell(signal.SIGHUP)
-    assert daemon.said("next start")["settings"] == ["limits"]
+    assert daemon.said("next start")["settings"] == ["limits.queries"]
     daemon.said("upstreams in force")
     assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
 
@@ -171,6 +171,43 @@ def test_hangup_with_faulty_settings_keeps_everything(daemon):
     daemon.tell(signal.SIGHUP)
     assert "dnsproxy.yaml:1:10: listen[0]" in daemon.said("have faults")["faults"]
     assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+def test_a_reload_is_all_or_nothing_over_settings_policies_and_upstreams(daemon):
+    other = daemon.folder / "others"
+    other.mkdir()
+    (other / "policy.yaml").write_text(POLICY.replace("www.demo.test:443", "new.demo.test:443"))
+    changed = {"directory": "others", "private": ["192.0.2.0/24"]}
+    daemon.write(policy=changed, upstream={"zone": "zone", "servers": ["127.0.0.1"]})
+    daemon.tell(signal.SIGHUP)
+    daemon.said("have faults")
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+    assert daemon.ask("new.demo.test").rcode() == dns.rcode.NXDOMAIN
+    daemon.tell(signal.SIGUSR1)
+    assert len(daemon.said("statistics")["faults"]) == 1
+    daemon.write(policy=changed)
+    daemon.tell(signal.SIGHUP)
+    daemon.said("policy in force")
+    assert daemon.ask("new.demo.test").rcode() == dns.rcode.NOERROR
+    daemon.tell(signal.SIGUSR1)
+    assert daemon.said("statistics", 2)["faults"] == []
+
+
+def test_a_folder_named_by_a_reload_is_followed(daemon):
+    other = daemon.folder / "others"
+    other.mkdir()
+    (other / "policy.yaml").write_text(POLICY)
+    daemon.write(policy={"directory": "others", "private": ["192.0.2.0/24"]})
+    daemon.tell(signal.SIGHUP)
+    daemon.said("policy in force")
+    (other / "policy.yaml").write_text(POLICY.replace("www.demo.test:443", "new.demo.test:443"))
+    wait_for(lambda: daemon.ask("new.demo.test").rcode() == dns.rcode.NOERROR, 20, "the new folder's change")
+
+
+def test_an_endpoint_that_becomes_restricted_asks_for_its_template(daemon):
+    daemon.policy.write_text(POLICY.partition("---")[0])
+    daemon.said("policy in force")
+    assert daemon.said("firewall template")["changed"] == ["default/host"]
 
 
 def test_statistics_on_request(daemon):

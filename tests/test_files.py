@@ -182,7 +182,7 @@ def test_a_resolv_conf_behind_a_link_is_watched_at_its_real_place(tmp_path):
 
 
 async def test_each_change_is_yielded_once(tmp_path):
-    watching = changes([tmp_path], interval=0.001, since=signature([tmp_path]))
+    watching = changes(lambda: [tmp_path], signature([tmp_path]), interval=0.001)
     (tmp_path / "a.yaml").write_text("one: 1\n")
     first = await anext(watching)
     assert first == signature([tmp_path])
@@ -195,7 +195,7 @@ async def test_each_change_is_yielded_once(tmp_path):
 async def test_a_change_between_reading_and_watching_is_not_lost(tmp_path):
     seen = signature([tmp_path])
     (tmp_path / "a.yaml").write_text("one: 1\n")
-    watching = changes([tmp_path], interval=0.001, since=seen)
+    watching = changes(lambda: [tmp_path], seen, interval=0.001)
     assert await anext(watching) == signature([tmp_path])
     await watching.aclose()
 
@@ -215,7 +215,7 @@ async def test_a_file_that_is_still_being_written_waits_until_it_rests(tmp_path)
             return super().stat(**kwargs)
 
     before = signature([tmp_path])
-    watching = changes([Folder(tmp_path)], interval=0.001, since=before)
+    watching = changes(lambda: [Folder(tmp_path)], before, interval=0.001)
     await anext(watching)
     assert path.read_text().count("line") == 30
     await watching.aclose()
