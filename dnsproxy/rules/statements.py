@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dnsproxy.addresses import Network, inside
 from dnsproxy.endpoints import HOST_LABEL, Endpoint
-from dnsproxy.rules.cilium import CiliumNetworkPolicy
+from dnsproxy.rules.cilium import CiliumNetworkPolicy, DefaultDeny
 from dnsproxy.rules.documents import Allow, EgressPolicy
 from dnsproxy.rules.fields import EVERY_PORT, MAX_RANGE, PortRange, Selector
 from dnsproxy.yamldoc import path_text
@@ -317,7 +317,10 @@ class _CiliumReader(_Reader):
         for key, value in (("ingress", rule.ingress), ("ingressDeny", rule.ingress_deny), ("log", rule.log)):
             if value:
                 self.unenforced((*path, key), "only egress is" if key != "log" else "there is no such log")
-        switch = rule.enable_default_deny.egress if rule.enable_default_deny else None
+        default = rule.enable_default_deny or DefaultDeny()
+        if default.ingress is not None:
+            self.unenforced((*path, "enableDefaultDeny", "ingress"), "only egress is")
+        switch = default.egress
         if rule.egress is None and rule.egress_deny is None and not switch:
             return None
         namespace = None if policy.cluster_wide else policy.namespace

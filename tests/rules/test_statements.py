@@ -481,6 +481,14 @@ DNS_53 = 'ports: [{port: "53", protocol: ANY}]'
     ("rule", "expected"),
     [
         ("ingress: [{}], egress: [{}]", ["spec.ingress: not enforced here: only egress is"]),
+        *(
+            (
+                f"egress: [{{}}], enableDefaultDeny: {{ingress: {switch}}}",
+                ["spec.enableDefaultDeny.ingress: not enforced here: only egress is"],
+            )
+            for switch in ("true", "false")
+        ),
+        ("egress: [{}], enableDefaultDeny: {egress: true}", []),
         (
             "ingressDeny: [{}], log: {value: x}, egress: [{}]",
             ["spec.ingressDeny: not enforced", "spec.log: not enforced"],
