@@ -54,12 +54,11 @@ SERVFAIL: Final = 2
 NXDOMAIN: Final = 3
 NOTIMP: Final = 4
 REFUSED: Final = 5
-BADVERS: Final = 16  # more than four bits: the upper eight travel in the OPT record
 SILENCE: Final = -1  # what `triage` says where any reply would be wrong
 
-# Extended DNS Errors, RFC 8914 section 4. A name that policy does not allow is BLOCKED: the operator of the
-# forwarding server decided so. FILTERED would mean that the client wished it, CENSORED that somebody
-# outside did. PROHIBITED is about the client, not the name: one that may not ask here at all.
+# Extended DNS Errors, RFC 8914 section 4. A name that policy does not allow is BLOCKED, the code for a rule
+# of whoever runs this proxy: FILTERED is for a rule that the client asked for, CENSORED for one that a third
+# party forced on both. PROHIBITED is about the client, not the name: one that may not ask here at all.
 OTHER: Final = 0
 NOT_READY: Final = 14
 BLOCKED: Final = 15
@@ -153,7 +152,8 @@ def qtype(wire: bytes, end: int) -> int:
 def edns(query: bytes, end: int) -> tuple[int, int, bool] | None:
     """Return the EDNS of a query that `read_query` accepted, None if it has none (RFC 6891 section 6.1).
 
-    That is the size it takes over UDP (512 or more), the version (other than 0: answer BADVERS) and DO.
+    That is the size it takes over UDP (512 or more), the version (one that is not 0 is for the server to
+    refuse) and DO.
     """
     if end == len(query):
         return None
@@ -204,16 +204,6 @@ def _check_options(query: bytes, at: int, end: int) -> None:
 
 
 # -- answers ----------------------------------------------------------------------------------------------
-
-
-def rcode(wire: bytes) -> int:
-    """Return the four bits of the response code that stand in the header."""
-    return wire[3] & 0x0F
-
-
-def is_truncated(wire: bytes) -> bool:
-    """Tell whether a response says that it is not whole (TC)."""
-    return wire[2] & 0x02 != 0
 
 
 def read_answer(
@@ -394,11 +384,6 @@ def _split(value: bytes, size: int) -> list[bytes]:
 
 
 # -- replies and changed answers --------------------------------------------------------------------------
-
-
-def with_id(wire: bytes, ident: bytes) -> bytes:
-    """Return a message under another ID, two octets."""
-    return ident + wire[2:]
 
 
 def reply(

@@ -790,13 +790,6 @@ def test_the_longest_target_is_read():
     assert [len(target) for target in cnames] == [255]
 
 
-def test_response_code_and_truncation_are_read_from_the_header():
-    wire = response(flags=0x8183)
-    assert message.rcode(wire) == message.NXDOMAIN
-    assert not message.is_truncated(wire)
-    assert message.is_truncated(response(flags=0x8380))
-
-
 def test_a_pointer_at_labels_that_run_into_the_name_itself_is_refused():
     """The second owner points at a label of five octets that holds that owner, and a root behind."""
     place = END + 12
@@ -1255,15 +1248,15 @@ def test_an_extended_error_is_a_code_and_a_text():
 def test_the_codes_are_those_of_the_registry():
     for error in ("OTHER", "NOT_READY", "BLOCKED", "PROHIBITED", "NO_REACHABLE_AUTHORITY", "NETWORK_ERROR"):
         assert getattr(message, error) == dns.edns.EDECode[error]
-    for code in ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "BADVERS"):
+    for code in ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"):
         assert getattr(message, code) == dns.rcode.from_text(code)
 
 
-def test_an_unknown_version_of_edns_is_answered_badvers():
+def test_a_code_of_more_than_four_bits_and_a_version_that_is_not_0():
     asked = query(use_edns=1)
     _, end = message.read_query(asked)
     assert message.edns(asked, end)[1] == 1
-    _, parsed = replied(asked, message.BADVERS)
+    _, parsed = replied(asked, dns.rcode.BADVERS)
     assert (parsed.rcode(), parsed.edns) == (dns.rcode.BADVERS, 0)
 
 
@@ -1298,14 +1291,10 @@ def test_every_reply_is_one_to_another_reader(made, code, ttl, text):
     assert [rrset.ttl for rrset in parsed.authority] == ([] if ttl is None else [ttl])
 
 
-def test_a_message_under_another_id():
-    assert message.with_id(ONE, b"\xab\xcd") == b"\xab\xcd" + ONE[2:]
-
-
 def test_the_stub_of_an_answer_says_to_come_again_over_tcp():
     asked = query("WWW.example.com", want_dnssec=True)
     _, end = message.read_query(asked)
-    answer = message.with_id(response(*LONG_CHAIN, flags=0x85B0), b"\xff\xff")
+    answer = b"\xff\xff" + response(*LONG_CHAIN, flags=0x85B0)[2:]
     wire = message.truncated(answer, end, asked)
     parsed = dns.message.from_wire(wire)
     assert dns.flags.to_text(parsed.flags) == "QR AA TC RD RA AD CD"
@@ -1316,8 +1305,8 @@ def test_the_stub_of_an_answer_says_to_come_again_over_tcp():
 
 def test_the_stub_for_a_client_without_edns_has_none():
     wire = message.truncated(response(*LONG_CHAIN, flags=0x8183), END, PLAIN)
-    assert dns.message.from_wire(wire).edns == -1
-    assert message.rcode(wire) == message.NXDOMAIN
+    parsed = dns.message.from_wire(wire)
+    assert (parsed.edns, parsed.rcode()) == (-1, dns.rcode.NXDOMAIN)
     assert wire[12:] == PLAIN[12:]
 
 
