@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dnsproxy import config
 from dnsproxy.endpoints import HOST_LABEL, Endpoint, EndpointTable, built_in_host
 from dnsproxy.errors import DnsproxyError
-from dnsproxy.files import read_policies
+from dnsproxy.files import read_paths
 from dnsproxy.namemanager import commands, template
 from dnsproxy.namemanager.elements import VERSIONS, endpoint_set
 from dnsproxy.rules.policy import load
@@ -178,7 +178,7 @@ def test_forward_and_proxy_agree_on_who_is_who(claims, last):
     assert jump(template.forward(table, set()), address) == expected
 
 
-CONFIG = Path(__file__).parent.parent.parent / "config"
+TREE = Path(__file__).parent.parent.parent
 SAMPLES = {
     "forward": lambda table, keys, port: template.forward(table, keys),
     "output": lambda table, keys, port: template.output(table, keys),
@@ -187,10 +187,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_samples_are_what_comes_of_the_sample_documents(name):
-    """With one difference: output.nft shows a host that a policy selects, which none of them does."""
-    settings = config.read((CONFIG / "dnsproxy.yaml").read_text(), "dnsproxy.yaml")
-    table, _ = load(read_policies(CONFIG / settings.policy.directory))
-    keys = {endpoint.key for endpoint in table.endpoints}
-    expected = SAMPLES[name](table, keys, settings.listen[0].port)
-    assert (CONFIG / "nftables" / f"{name}.nft").read_text() == expected
+def test_the_samples_are_what_comes_of_the_files_that_they_name(name):
+    shebang, note, made = re.fullmatch(
+        r"(#!.*\n)(# A sample: (?:.*\n)+?)#\n((?:.*\n)+)", (TREE / f"config/nftables/{name}.nft").read_text()
+    ).groups()
+    assert f"`dnsproxy template {name}`" in note
+    file, *documents = re.findall(r"config/[\w.]+(?:/[\w.]+)?\b", note)
+    settings = config.read((TREE / file).read_text(), file)
+    table, policy = load(read_paths(TREE / each for each in documents))
+    governed = {endpoint.key for endpoint in table.endpoints if policy.restricts(endpoint)}
+    assert shebang + made == SAMPLES[name](table, governed, settings.listen[0].port)
