@@ -50,7 +50,7 @@ Exit codes:
 TEMPLATE_HELP = """\
 Print nftables rules that use the sets.
 
-They are made from the settings and the Endpoint documents, for `nft -f`.
+They are made from the settings, the Endpoint documents, and which endpoints a policy selects, for `nft -f`.
 
 \b
   dnsproxy template forward > forward.nft

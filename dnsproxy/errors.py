@@ -3,7 +3,7 @@
     DnsproxyError               1   something failed while running
       FormError                     the sender of a DNS message (never reaches the command line)
       DocumentError             3   the operator's text: settings, policies, endpoints
-      NetworkError              4   an address that cannot be bound, a server that cannot be reached
+      NetworkError              4   an address that cannot be bound
       RightsError               5   a right that the process lacks
       KernelError               6   a kernel feature that is missing
       SetError                  1   the kernel refused a change to a set; `cause` says why
@@ -57,7 +57,7 @@ class DocumentError(DnsproxyError):
 
 
 class NetworkError(DnsproxyError):
-    """An address that cannot be bound or a server that cannot be reached."""
+    """An address that cannot be bound."""
 
     exit_code = 4
 
