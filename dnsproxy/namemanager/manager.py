@@ -20,9 +20,9 @@ written, so answers do not wait for it.
 
 *Doubt.* When somebody else has changed a table that we use, nothing counts any more until it is read back or
 acknowledged anew (adding what is there is no error, and cheap). What was asked of the kernel before and
-answered after is not believed either. Repairs because of others keep a rest between them, four times as long
-as the last one took, so that a busy neighbour costs no more than a fifth of our time. A flush need not wait
-for that: the next batch meets the missing table, and a missing table or set is repaired at once.
+answered after is not believed either. Between repairs is a rest, four times as long as the last one took, so
+that a busy neighbour costs no more than a fifth of our time. A flush need not wait for that: the next batch
+meets the missing table, and a missing table or set is repaired at once, as is a policy that has changed.
 
 *Failure.* A transaction that the kernel refuses is tried again in halves, down to the one set that is at
 fault: a full set fails alone. That set is *failing*: visible, written apart from the others from then on, its
@@ -133,8 +133,8 @@ class NameManager:
         self._wake = asyncio.Event()
         self._repair_at = -inf
         self._collect_at = inf
-        self._rested_at = -inf  # not before this, because others changed something
-        self._retry_at = -inf  # not before this, because something failed
+        self._rested_at = -inf  # no repair before this, unless something is missing
+        self._retry_at = -inf  # nor before this, because the last one failed
         self._repairs_aborted = 0  # in a row
         self._repairs_in_vain = 0  # in a row, that left a set failing
         self._unmade: frozenset[SetSpec] = frozenset()  # sets that the last repair could not make
@@ -220,8 +220,12 @@ class NameManager:
     def foreign_change(self) -> None:
         """Somebody else has changed a table: trust nothing, and repair once the last repair is rested."""
         self._plan.doubt()
-        self._repair_at = min(self._repair_at, max(self._rested_at, self._retry_at))
+        self._repair_soon()
         self._wake.set()
+
+    def _repair_soon(self) -> None:
+        """Have a repair made as soon as the last one is rested from, or the pause after it is over."""
+        self._repair_at = min(self._repair_at, max(self._rested_at, self._retry_at))
 
     def status(self) -> dict[str, Any]:
         """Return the state and the numbers, for people and for monitoring."""
@@ -328,7 +332,7 @@ class NameManager:
             log.warning("sets are gone, repairing", error=str(error))
             self._repair_at = -inf
             return 0.0
-        self._repair_at = self._retry_at
+        self._repair_soon()
         message = str(error) or f"no answer from the kernel within {PATIENCE:g} s"
         if message != self.problem:
             log.error("not enforcing, trying again", error=message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from math import inf
 from random import Random
 from zlib import crc32
 
@@ -59,28 +60,27 @@ ZONES = ("ports.test", "ports.test", "plain.test", "hub.test", "lookup.test")
 
 
 class Weather:
-    """Random latencies and failures, all from one seed."""
+    """Random latencies and failures, all from one seed; at `hangs_at` one call hangs."""
 
-    def __init__(self, seed, *, failing=0.1, hanging=0.00002):
+    def __init__(self, seed, *, failing=0.1, hangs_at=inf):
         self.random = Random(seed)
         self.failing = failing
-        self.hanging = hanging
+        self.hangs_at = hangs_at
 
     async def delay(self):
-        if self.random.random() < self.hanging:
+        if asyncio.get_running_loop().time() > self.hangs_at:
+            self.hangs_at = inf
             await asyncio.sleep(6.0)
         await asyncio.sleep(self.random.expovariate(1 / 0.001))
 
     def trouble(self, deletes, adds):
         if self.random.random() >= self.failing:
             return None
-        return self.random.choice([
-            SetError(Cause.OTHER, "refused"),
-            OSError(105, "no buffer space available"),
-        ])  # fmt: skip
+        without_a_reason = self.random.random() < 0.8
+        return SetError(Cause.OTHER, "refused") if without_a_reason else OSError(105, "no buffer space")
 
     def late_trouble(self):
-        return OSError(5, "lost") if self.random.random() < self.failing / 4 else None
+        return OSError(5, "lost") if self.random.random() < self.failing / 20 else None
 
     def sets(self):
         return FakeSets(
@@ -92,7 +92,7 @@ async def client(writer, who, random, count, rate=100.0):
     """Ask for names whose addresses rotate, at random times."""
     for _ in range(count):
         await asyncio.sleep(random.expovariate(rate))
-        text = f"n{random.randrange(40)}.{random.choice(ZONES)}"
+        text = f"n{random.randrange(12)}.{random.choice(ZONES)}"
         turn = int(writer.clock() / 3) + crc32(text.encode()) % 7
         pool = [bytes((93, turn & 255, number, len(text))) for number in range(3)]
         pool.append(bytes.fromhex("26064700") + bytes(10) + bytes((turn & 255, len(text))))
@@ -107,7 +107,7 @@ async def load(writer, seed, count, who=WHO, rate=100.0):
 
 
 def short_lived(sets, text=POLICY):
-    return Writer(text, sets, minimum_ttl=1, addresses_per_name=8, gc_interval=0.5, repair_interval=5)
+    return Writer(text, sets, minimum_ttl=1, addresses_per_name=8, gc_interval=2, repair_interval=6)
 
 
 # 1. No answer leaves before its addresses are in the kernel, or the hold ended.
@@ -116,7 +116,7 @@ def short_lived(sets, text=POLICY):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_invariant_1_no_answer_leaves_before_its_addresses_are_in_the_kernel(seed):
     async def main():
-        async with short_lived(Weather(seed).sets()).running(start=False) as writer:
+        async with short_lived(Weather(seed, hangs_at=1020.0).sets()).running(start=False) as writer:
             await load(writer, seed, 4200)
             await asyncio.sleep(20)
             manager = writer.manager
@@ -124,7 +124,8 @@ def test_invariant_1_no_answer_leaves_before_its_addresses_are_in_the_kernel(see
             assert len(writer.answers) == writer.asked == 33_600
             assert manager.holds >= 20_000
             assert manager.holds == manager.released + manager.timeouts + manager.refused
-            assert manager.released > 0.9 * manager.holds
+            assert manager.released > 0.8 * manager.holds
+            assert manager.timeouts > 0
             assert manager.failures > 100
             assert any(deletes for deletes, _ in writer.sets.transactions)
             assert max(held for _, held in writer.ends.values()) < 0.1001
@@ -135,7 +136,7 @@ def test_invariant_1_no_answer_leaves_before_its_addresses_are_in_the_kernel(see
 @pytest.mark.parametrize("seed", SEEDS)
 def test_invariant_1_holds_beside_neighbours_from_the_instant_they_are_heard_of(seed):
     async def main():
-        weather = Weather(seed, failing=0.02, hanging=0)
+        weather = Weather(seed, failing=0.02)
         async with short_lived(weather.sets()).running(start=False) as writer:
             await asyncio.sleep(1)
             changes = set()
@@ -209,7 +210,7 @@ def meddle(writer, random):
 def test_invariant_2_after_a_quiet_repair_the_kernel_is_what_is_wanted(seed, count, told):
     async def main():
         random = Random(seed)
-        weather = Weather(seed, failing=0.05, hanging=0)
+        weather = Weather(seed, failing=0.05)
         async with short_lived(weather.sets(), FEW).running(start=False) as writer:
             writer.sets.kernel[HUB][address("93.9.9.9")] = "by hand"
             loading = asyncio.ensure_future(load(writer, seed, 40, who=WHO[:3]))
@@ -223,7 +224,7 @@ def test_invariant_2_after_a_quiet_repair_the_kernel_is_what_is_wanted(seed, cou
             if not told:
                 writer.sets.changed.clear()
             weather.failing = 0
-            await asyncio.sleep(8)
+            await asyncio.sleep(10)
             assert writer.in_kernel() == writer.wanted_of_ours()
             theirs = writer.wanted().get(HUB, {}) | {address("93.9.9.9"): "by hand"}
             assert writer.sets.kernel[HUB] == theirs
@@ -235,7 +236,7 @@ def test_invariant_2_after_a_quiet_repair_the_kernel_is_what_is_wanted(seed, cou
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_a_flush_under_load_everything_is_back_within_a_second(seed):
     async def main():
-        weather = Weather(seed, failing=0, hanging=0)
+        weather = Weather(seed, failing=0)
         writer = Writer(POLICY, weather.sets())
         async with writer.running():
             for number in range(3000):
@@ -265,7 +266,7 @@ def test_after_a_flush_under_load_everything_is_back_within_a_second(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_invariant_7_what_one_endpoint_learned_opens_nothing_for_another(seed):
     async def main():
-        weather = Weather(seed, failing=0.05, hanging=0)
+        weather = Weather(seed, failing=0.05)
         async with short_lived(weather.sets()).running(start=False) as writer:
             asked = {who: set() for who in WHO}
             ask = writer.ask

@@ -372,7 +372,10 @@ async def test_any_failure_is_followed_by_a_repair(error):
         await asyncio.sleep(0.09)
         assert writer.answers[number].applied
         assert writer.manager.failures == 1
+        assert writer.manager.problem == str(error)
+        await asyncio.sleep(0.1)
         assert writer.manager.repairs == 2
+        assert writer.manager.problem is None
 
 
 @virtual
