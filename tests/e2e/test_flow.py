@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import select
 import signal
@@ -42,7 +43,7 @@ def place():
     with site() as made:
         zone = numbered(1000) + "\n" + "\n".join(f"v{n} AAAA 2001:db8:1::{n:x}" for n in range(1, 50))
         many = "\n".join(f"many A 198.51.103.{n}" for n in range(120))
-        bursts = "\n".join(f"b{n} AAAA {_burst_address(n)}" for n in range(1000))
+        bursts = "\n".join(f"b{n} AAAA {_burst_address(n)}" for n in range(300))
         chain = "alias CNAME middle\nmiddle CNAME n7"
         made.nsd(
             {
@@ -64,12 +65,13 @@ def ask(place, name, kind="A", *, server=PROXY, namespace=None, tcp=False, **opt
     return (namespace or place.client).call(lambda: exchange(query, server, timeout=5))
 
 
-@pytest.mark.parametrize("burst", range(10))
+@pytest.mark.parametrize("burst", range(3))
 def test_hundred_first_seen_names_in_flight_are_open_when_their_answers_arrive(place, burst):
     """The SYN to its address follows each answer within microseconds; a missing element would refuse it.
 
-    The sockets are made before, the address is known from the ID, and the socket is polled, since what
-    would be caught, a write behind an answer's back, is over in a fraction of a millisecond.
+    What would be caught, a write behind an answer's back, is over in a fraction of a millisecond. So the
+    sockets are made before, the address is known from the ID, and whoever waits for the answer comes before
+    everybody else on this machine, the proxy included.
     """
     numbers = range(100 * burst, 100 * burst + 100)
     doors = {number: place.client.call(_idle_stream) for number in numbers}
@@ -81,10 +83,9 @@ def test_hundred_first_seen_names_in_flight_are_open_when_their_answers_arrive(p
             place.client.call(lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
         )
         sock.connect((PROXY6, 53))
-        sock.setblocking(False)
-        for wire in [query.to_wire() for query in queries]:
-            sock.send(wire)
-        answers, results = _follow(sock, doors)
+        sock.settimeout(10)
+        wires = [query.to_wire() for query in queries]
+        answers, results = place.client.call(lambda: _follow(sock, wires, doors))
         assert {answer.rcode() for answer in map(dns.message.from_wire, answers)} == {dns.rcode.NOERROR}
         assert set(results) <= {0, errno.EINPROGRESS}, "refused at once"
         assert [_result(door) for door in doors.values()] == [0] * 100
@@ -103,22 +104,21 @@ def _idle_stream():
     return sock
 
 
-def _follow(sock, doors):
-    """Connect each door at the moment in which the answer with its number is there."""
+def _follow(sock, wires, doors):
+    """Ask, and connect each door at the moment in which the answer with its number is there."""
     targets = {
         number.to_bytes(2, "big"): (door, (_burst_address(number), 443)) for number, door in doors.items()
     }
+    with suppress(PermissionError):  # some containers do not let root; then the test is merely less sharp
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # this thread, which ends with the call
     answers, results = [], []
-    deadline = time.monotonic() + 10
-    while len(answers) < len(doors):
-        try:
-            wire = sock.recv(4096)
-        except BlockingIOError:
-            assert time.monotonic() < deadline, f"{len(answers)} answers"
-            continue
-        door, target = targets[wire[:2]]
+    for wire in wires:
+        sock.send(wire)
+    for _ in wires:
+        answer = sock.recv(4096)
+        door, target = targets[answer[:2]]
         results.append(door.connect_ex(target))
-        answers.append(wire)
+        answers.append(answer)
     return answers, results
 
 
