@@ -49,8 +49,9 @@ spec:
 
 NSD = """
 server:
-  ip-address: 192.0.2.53
-  ip-address: 2001:db8:53::53
+{addresses}
+  nsid: "ascii_{nsid}"
+  ipv4-edns-size: 4096
   username: root
   zonesdir: "{directory}"
   database: ""
@@ -164,17 +165,28 @@ class Site:
         """The addresses in one set of ours."""
         return set(re.findall(r"(\S+) \. tcp \. 443", self.elements(name)))
 
-    def nsd(self, zones):
-        """Serve zones (name -> records) by NSD in the world."""
+    def nsd(self, zones, *addresses):
+        """Serve zones (name -> records) by NSD in the world, by default on its own addresses; its process."""
+        addresses = addresses or ("192.0.2.53", "2001:db8:53::53")
+        directory = self.directory / f"nsd-{addresses[0]}"
+        directory.mkdir(exist_ok=True)
         text = ""
         for name, records in zones.items():
             head = f"$ORIGIN {name}.\n$TTL 60\n@ SOA ns hostmaster 1 60 60 60 60\n@ NS ns\n"
-            (self.directory / name).write_text(f"{head}ns A 192.0.2.53\n{records}\n")
-            text += f'zone:\n  name: {name}\n  zonefile: "{self.directory / name}"\n'
-        (self.directory / "nsd.conf").write_text(NSD.format(directory=self.directory, zones=text))
-        self.world.popen("nsd", "-d", "-c", str(self.directory / "nsd.conf"))
-        asked = ["dig", "@192.0.2.53", "+tries=1", "+time=1", next(iter(zones)), "SOA"]
-        wait_for(lambda: self.world.run(*asked, check=False).returncode == 0, 20, "NSD")
+            (directory / name).write_text(f"{head}ns A 192.0.2.53\n{records}\n")
+            text += f'zone:\n  name: {name}\n  zonefile: "{directory / name}"\n'
+        listed = "\n".join(f"  ip-address: {address}" for address in addresses)
+        (directory / "nsd.conf").write_text(
+            NSD.format(directory=directory, zones=text, addresses=listed, nsid=addresses[0])
+        )
+        process = self.world.popen("nsd", "-d", "-c", str(directory / "nsd.conf"))
+        self.await_server(addresses[0], next(iter(zones)))
+        return process
+
+    def await_server(self, address, name):
+        """Wait until a name server of the world answers for a name."""
+        asked = ["dig", f"@{address}", "+tries=1", "+time=1", name, "SOA"]
+        wait_for(lambda: self.world.run(*asked, check=False).returncode == 0, 20, f"a server on {address}")
 
     def serve(self, port=443):
         """Accept TCP connections to every address of the world; return the listening socket."""
