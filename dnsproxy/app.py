@@ -59,6 +59,10 @@ log = structlog.get_logger("dnsproxy")
 def run(config: Config, *, config_path: Path) -> int:
     """Run the proxy until it is told to stop; return the exit code."""
     logs.configure(config.log.level, config.log.format)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # until there is something to reload or tell; the default is to die
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(config, config_path))
     return 0
@@ -290,6 +294,7 @@ class Proxy:
             await self._listen(sockets)
             _calm_collector()
             log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
+            self._note()
             notify("READY=1")
             await self._stop.wait()
             await self._wind_down()
@@ -436,6 +441,7 @@ class Proxy:
         self.manager.policy_changed(policy, self._endpoints)
         self.exchange.set_policy(policy, self._endpoints)
         log.info("policy in force", **self._summary())
+        self._note()
         if changed := before ^ _governed(policy, self._endpoints):
             log.warning("load the firewall template again", changed=sorted({key for key, *_ in changed}))
 
@@ -449,6 +455,11 @@ class Proxy:
 
     def _summary(self) -> dict[str, Any]:
         return {"endpoints": len(self._endpoints.endpoints), "selectors": len(self._policy.selectors)}
+
+    def _note(self) -> None:
+        """Say what the policy documents ask for and do not get."""
+        for note in self._policy.notes:
+            log.info("note", note=str(note))
 
     def _tell(self) -> None:
         log.info(

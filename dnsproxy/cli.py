@@ -282,7 +282,10 @@ def trace(
     who = _endpoint(table, endpoint)
     verdict = policy.view(who).verdict(wire)
     print(f"{_decision(verdict)}: {names.to_text(wire)} {kind} for {who.key}")
-    print(*_explained(verdict, restricted=policy.restricts(who)), sep="\n")
+    print(
+        *_explained(verdict, restricted=policy.restricts(who), private=bool(settings.policy.private)),
+        sep="\n",
+    )
     stream = policy.view(who, "TCP").verdict(wire)
     if stream.allowed != verdict.allowed:
         print(f"  over TCP it is {_decision(stream)}: {stream.reason}")
@@ -335,7 +338,7 @@ def _decision(verdict: Verdict) -> str:
     return "allowed" if verdict.allowed else "denied"
 
 
-def _explained(verdict: Verdict, *, restricted: bool) -> Iterator[str]:
+def _explained(verdict: Verdict, *, restricted: bool, private: bool) -> Iterator[str]:
     yield f"  because {verdict.reason}"
     if verdict.rule is not None:
         rule = verdict.rule
@@ -343,19 +346,21 @@ def _explained(verdict: Verdict, *, restricted: bool) -> Iterator[str]:
     if not restricted:
         yield "  opens   everything: its connections are not restricted"
     elif verdict.allowed:
-        opened = [_opened(grant) for grant in verdict.grants.grants]
+        opened = [_opened(grant, private=private) for grant in verdict.grants.grants]
         yield from (
             f"  opens   {line}" for line in opened or ["nothing: it may be asked for, not connected to"]
         )
 
 
-def _opened(grant: Grant) -> str:
+def _opened(grant: Grant, *, private: bool) -> str:
     """Return what a grant opens, such as `tcp 22 80-82, udp 443; sets github  (ci.yaml:7)`."""
     parts = ["every port" if grant.ports is None else _ports(grant.ports)]
     if grant.sets:
         parts.append("sets " + ", ".join(grant.sets))
     if grant.cidrs:
         parts.append("also private addresses in " + ", ".join(map(str, grant.cidrs)))
+    elif not private:
+        parts.append("public addresses only")
     return "; ".join(parts) + f"  ({grant.rule.file}:{grant.rule.line})"
 
 

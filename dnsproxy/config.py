@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import Field, PlainValidator, PrivateAttr, model_validator
+from pydantic import Field, PlainValidator, PrivateAttr, field_validator, model_validator
 
 from dnsproxy import addresses, names, yamldoc
 from dnsproxy.errors import DocumentError, Problem
@@ -85,6 +85,10 @@ def _server(text: str) -> SocketAddress:
 
 
 def _suffix(text: str) -> str:
+    if "*" in text:
+        raise ValueError(
+            f"{text!r} has a star; a route is for a domain and all below it: write the domain alone"
+        )
     names.from_text(text)
     return text  # as written, since that is how the text is pointed at
 
@@ -239,6 +243,13 @@ class Config(yamldoc.Model):
     log: LogSection = LogSection()
 
     _document: yamldoc.Document | None = PrivateAttr(default=None)
+
+    @field_validator("listen")
+    @classmethod
+    def _once(cls, listen: list[SocketAddress]) -> list[SocketAddress]:
+        if twice := [str(address) for address in set(listen) if listen.count(address) > 1]:
+            raise ValueError(f"{', '.join(sorted(twice))} stands here twice; each address and port once")
+        return listen
 
     def problem(self, path: yamldoc.Path, message: str) -> Problem:
         """Return a fault of the setting at `path`, such as `("upstream", "servers", 0)`."""

@@ -9,7 +9,7 @@ A line is one of
 
     {"ts", "type": "request", "endpoint", "client", "protocol", "name", "qtype", "verdict", "reason", "rule"}
     {"ts", "type": "response", "endpoint", "client", "protocol", "name", "qtype", "rcode", "addresses",
-     "cnames", "ttl", "upstream_ms", "hold_ms", "server", "cause"}
+     "cnames", "ttl", "upstream_ms", "hold_ms", "server", "cause", "not_learned"}
     {"ts", "type": "dropped", "count"}
 
 `ts` is RFC 3339 in UTC; `rule` is null or {"policy", "path", "text", "at": "file:line"}.
@@ -140,6 +140,7 @@ def _response(
     hold: float,
     server: str,
     cause: str,
+    private: Iterable[bytes],
 ) -> str:
     head = _head("response", now + ahead, endpoint, source, stream, name, qtype)
     return (
@@ -147,7 +148,8 @@ def _response(
         f',"addresses":[{",".join(map(_address, learned))}],"cnames":[{",".join(map(_name, cnames))}]'
         f',"ttl":{"null" if ttl is None else ttl}'
         f',"upstream_ms":{upstream * 1000:.3f},"hold_ms":{hold * 1000:.3f}'
-        f',"server":{quoted(server)},"cause":{quoted(cause)}}}\n'
+        f',"server":{quoted(server)},"cause":{quoted(cause)}'
+        f',"not_learned":[{",".join(map(_address, private))}]}}\n'
     )
 
 

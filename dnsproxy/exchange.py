@@ -70,7 +70,7 @@ TIMED_OUT: Final[Trouble] = (
 )
 STRANGER: Final = (message.PROHIBITED, "unknown client")
 CROWDED: Final = (message.OTHER, "too many queries in flight")
-NOT_APPLIED: Final = (message.NOT_READY, "the firewall did not take the addresses in time")
+NOT_APPLIED: Final = (message.NOT_READY, "the firewall did not take the addresses")
 
 
 @dataclass(slots=True, eq=False)
@@ -330,7 +330,7 @@ class Exchange:
         elements = self._learn(pending, found, now) if found[0] else ()
         answer = self._fitted(pending, wire)
         if elements:
-            return self._waiting, answer, self._held(pending, answer, elements, found, channel, now)
+            return self._waiting, answer, self._held(pending, elements, found, channel, now)
         if self._events is not None:
             self._report(pending, answer, found, str(channel.server), "", now, 0.0)
         return pending.sink, answer, pending.peer
@@ -385,7 +385,6 @@ class Exchange:
     def _held(
         self,
         pending: Pending,
-        answer: bytes,
         elements: tuple[Element, ...],
         found: Found,
         channel: Channel,
@@ -393,21 +392,14 @@ class Exchange:
     ) -> Hold:
         self.counts["held"] += 1
         refusal = message.reply(pending.wire, pending.end, SERVFAIL, ede=NOT_APPLIED)
-        report = partial(self._ended, pending, answer, found, str(channel.server), now)
+        report = partial(self._ended, pending, found, str(channel.server), now)
         return Hold(elements, pending.sink, pending.peer, now, now + self._hold, refusal, report)
 
     def _ended(
-        self,
-        pending: Pending,
-        answer: bytes,
-        found: Found,
-        server: str,
-        since: float,
-        cause: str,
-        held: float,
+        self, pending: Pending, found: Found, server: str, since: float, wire: bytes, cause: str, held: float
     ) -> None:
-        """Record that a hold is over; `cause` is empty when the kernel acknowledged in time."""
-        self._report(pending, answer, found, server, cause, since, held)
+        """Record what a held answer came to; `cause` is empty when the kernel acknowledged in time."""
+        self._report(pending, wire, found, server, cause, since, held)
 
     # -- time and trouble -------------------------------------------------------------------------------
 
@@ -471,10 +463,12 @@ class Exchange:
             return
         client = pending.client
         endpoint = client.view.endpoint.key if client.view else ""
+        permits, grants = self._plan.permits, pending.verdict.grants
+        private = tuple(address for address in found[0] if not permits(grants, address))
         self._events.append(
             ("response", now + held, endpoint, client.source, client.stream, pending.name,
              message.qtype(pending.wire, pending.end), answer[3] & 15, found[0], found[2], found[1],
-             now - pending.started, held, server, cause)
+             now - pending.started, held, server, cause, private)
         )  # fmt: skip
 
 

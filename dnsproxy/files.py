@@ -82,7 +82,7 @@ def _is_policy(name: str) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> DocumentError:
     next_step = {
-        FileNotFoundError: "create it, or correct the path in the settings",
+        FileNotFoundError: "create it, or name another (--config, or policy.directory in the settings)",
         PermissionError: f"make it readable for user {os.geteuid()}",
         NotADirectoryError: "name a directory, or the directory that holds this file",
         IsADirectoryError: "name a file",

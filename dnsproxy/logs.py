@@ -33,6 +33,7 @@ def configure(level: str, style: str) -> None:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    logging.getLogger("pyroute2").setLevel(logging.WARNING)  # its debug lines tell of itself only
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     structlog.configure(
         processors=[

@@ -165,9 +165,17 @@ def _compose(text: str) -> Iterator[yaml.Node]:
 def _broken(file: str, error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     context = f" ({error.context})" if error.context else ""
-    tab = ": indent with spaces, not tabs" if "start any token" in (error.problem or "") else ""
+    hint = _hint(error)
     line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-    return Problem(file, line, column, "", f"not YAML: {error.problem}{context}{tab}")
+    return Problem(file, line, column, "", f"not YAML: {error.problem}{context}{hint}")
+
+
+def _hint(error: yaml.MarkedYAMLError) -> str:
+    if "start any token" in (error.problem or ""):
+        return ": indent with spaces, not tabs"
+    if "alias" in (error.context or ""):
+        return ': a star at the start of a value is YAML\'s; write it in quotes, such as "*.example.com"'
+    return ""
 
 
 def _unreadable(file: str, text: str, error: yaml.reader.ReaderError | UnicodeEncodeError) -> Problem:

@@ -254,7 +254,7 @@ class Writer:
             assert number not in self.answers, "answered twice"
             self.answers[number] = Answer(wire, self.clock(), held, self.sets.has(opens))
 
-        def done(cause: str, held: float) -> None:
+        def done(wire: bytes, cause: str, held: float) -> None:
             self.ends[number] = (cause, held)
 
         if lacking:

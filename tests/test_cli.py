@@ -319,7 +319,7 @@ def test_an_allowed_name_comes_with_its_rule_and_what_it_opens(dnsproxy, folder,
         "allowed: github.com. AAAA for build/ci-runner",
         "  because a rule allows this name",
         f"  rule    {file}:12: EgressPolicy build/ci: spec.allow[0]: github.com",
-        f"  opens   tcp 443  ({file}:12)",
+        f"  opens   tcp 443; public addresses only  ({file}:12)",
     ]
 
 
@@ -330,7 +330,7 @@ def test_an_allowed_name_comes_with_its_rule_and_what_it_opens(dnsproxy, folder,
             "x.pypi.example",
             "tcp 22 80-82 443, udp 443; sets pypi, 4#inet#fw4#py; also private addresses in 10.0.0.0/8  (",
         ),
-        ("any.example", "every port  ("),
+        ("any.example", "every port; public addresses only  ("),
         ("x.corp.example", "nothing: it may be asked for, not connected to"),
     ],
 )

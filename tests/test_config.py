@@ -369,3 +369,13 @@ def test_routes_are_servers_enough():
 def test_any_resolv_conf_is_read(text):
     servers, notes = resolv_conf(text, "resolv.conf", [], LOCAL)
     assert len(servers) + len(notes) <= len(text.splitlines())
+
+
+def test_a_route_with_a_star_is_refused_with_what_to_write():
+    with pytest.raises(DocumentError, match="write the domain alone"):
+        read('upstream: {servers: [192.0.2.1], routes: {"*.corp.example": [192.0.2.2]}}', "dnsproxy.yaml")
+
+
+def test_an_address_to_listen_on_stands_once():
+    with pytest.raises(DocumentError, match=r"127\.0\.0\.1:53 stands here twice"):
+        read("listen: [127.0.0.1, '127.0.0.1:53']", "dnsproxy.yaml")

@@ -248,6 +248,7 @@ def test_fields_of_events_in_the_manual_are_those_of_the_code():
             0.0,
             "",
             "",
+            (),
         ),
     }.items():
         row = next(line for line in manual.splitlines() if line.startswith(f"| `{kind}` |"))

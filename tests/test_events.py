@@ -34,7 +34,7 @@ def request(name=NAME, judged=None, endpoint="default/ci", qtype=1, *, stream=Fa
     return ("request", 0.25, endpoint, CLIENT, stream, name, qtype, judged)
 
 
-def response(qtype=28, rcode=0, found=(), cnames=(), ttl=None, name=NAME, cause=""):
+def response(qtype=28, rcode=0, found=(), cnames=(), ttl=None, name=NAME, cause="", private=()):
     return (
         "response",
         0.5,
@@ -51,6 +51,7 @@ def response(qtype=28, rcode=0, found=(), cnames=(), ttl=None, name=NAME, cause=
         0.0004,
         "[::1]:53",
         cause,
+        private,
     )
 
 
@@ -95,7 +96,7 @@ def test_a_denial_without_a_rule_and_an_unknown_client():
 def test_a_response_carries_what_was_learned_and_how_long_it_took():
     found = (addresses.from_text("2001:db8::5"), addresses.from_text("192.0.2.7"))
     alias = names.from_text("edge.example.net")
-    shown = line(response(found=found, cnames=(alias,), ttl=30))
+    shown = line(response(found=found, cnames=(alias,), ttl=30, private=found[1:]))
     assert shown == {
         "ts": "2001-09-09T01:46:40.500000Z",
         "type": "response",
@@ -112,6 +113,7 @@ def test_a_response_carries_what_was_learned_and_how_long_it_took():
         "hold_ms": 0.4,
         "server": "[::1]:53",
         "cause": "",
+        "not_learned": ["192.0.2.7"],
     }
 
 

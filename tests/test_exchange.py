@@ -382,6 +382,7 @@ def test_a_private_address_is_learned_only_where_a_rule_permits_it():
     world.ask("www.example.com")
     world.answer([("www.example.com.", 60, "IN", "A", "10.1.2.3")])
     assert len(world.client) == 1, "passed unchanged, learned not at all"
+    assert world.events[-1][-1] == (address("10.1.2.3"),), "and the query log says so"
     world.ask("inside.example.com")
     world.answer([("inside.example.com.", 60, "IN", "A", "10.1.2.3")])
     [(_, hold)] = world.waiting
@@ -505,14 +506,14 @@ def test_events_tell_request_verdict_and_response():
     world.ask("www.example.com")
     world.answer(WWW, now=100.25)
     [(_, hold)] = world.waiting
-    hold.done("", 0.003)
+    hold.done(hold.refusal, "hold timeout", 0.003)
     world.ask("denied.example.net", now=101.0)
     request, response, denied = world.events
     assert request[:7] == ("request", 100.0, "default/ci", CI, False, from_text("www.example.com"), 1)
     assert request[7].allowed
     assert request[7].rule.text
-    assert response[7:12] == (0, (address("93.184.216.34"),), (), 60, 0.25)
-    assert response[12:] == (0.003, "198.51.100.1:53", "")
+    assert response[7:12] == (dns.rcode.SERVFAIL, (address("93.184.216.34"),), (), 60, 0.25)
+    assert response[12:] == (0.003, "198.51.100.1:53", "hold timeout", ())
     assert not denied[7].allowed
 
 

@@ -261,3 +261,8 @@ def test_a_union_points_at_the_value_and_not_at_its_branches():
 def test_all_faults_are_told_at_once():
     found = problems(checked, "nme: x\nmany: [{port: a}, {port: 1, prot: 1}]\n")
     assert [line.split(": ")[1] for line in found] == ["name", "nme", "many[0].port", "many[1].prot"]
+
+
+def test_an_unquoted_star_is_told_how_to_be_written():
+    with pytest.raises(DocumentError, match="write it in quotes"):
+        parse("allow:\n- *.example.com\n", "p.yaml")

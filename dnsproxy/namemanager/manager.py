@@ -177,7 +177,7 @@ class NameManager:
         del self._room[hold]
         hold.sink.send(wire, hold.peer)
         if hold.done is not None:
-            hold.done(cause, max(0.0, self._clock() - hold.since))
+            hold.done(wire, cause, max(0.0, self._clock() - hold.since))
 
     def _give_up(self, hold: Hold, cause: str) -> None:
         self._end(hold, hold.wire if self._release_unapplied else hold.refusal, cause)

@@ -74,8 +74,8 @@ class Hold:
     """An answer that waits until its elements are applied.
 
     `refusal` goes out instead of it where it must not be released; `since` and `deadline` are monotonic
-    seconds. `done(cause, held)` is told once how it ended: an empty cause means applied and released, `held`
-    are the seconds it waited. `wire` is filled in by who keeps it.
+    seconds. `done(wire, cause, held)` is told once what was sent and why: an empty cause means applied and
+    released, `held` are the seconds it waited. `wire` is filled in by who keeps it.
     """
 
     elements: tuple[Element, ...]
@@ -84,7 +84,7 @@ class Hold:
     since: float
     deadline: float
     refusal: bytes
-    done: Callable[[str, float], None] | None = None
+    done: Callable[[bytes, str, float], None] | None = None
     wire: bytes = b""
 
 
