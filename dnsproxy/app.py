@@ -91,6 +91,7 @@ async def _serve(config: Config, path: Path) -> None:
         await upstream.start(config, stack)
         seen["upstreams"] = files.signature(upstream.watched(config))
         sets = await _open_sets(config)
+        stack.push_async_callback(sets.close)
         proxy = Proxy(config, path, sets, endpoints, policy, upstream, local)
         await proxy.run(listening, local_addresses, seen)
 

@@ -413,7 +413,7 @@ class Exchange:
         return [self._overdue(pending, now) for pending in due if not pending.done]
 
     def _overdue(self, pending: Pending, now: float) -> Action:
-        pending.sent[-1][0].server.failed(now)
+        pending.sent[-1][0].server.failed(pending.retry_at - self._attempt, now)
         if now >= pending.deadline:
             self.counts["timeouts"] += 1
             return self._give_up(pending, TIMED_OUT, now)
@@ -429,7 +429,7 @@ class Exchange:
         served = channel.stream and channel.answers > 0  # it closed as servers do after a while or a number
         channel.answers = 0
         if orphans and not served:
-            channel.server.failed(now)
+            channel.server.failed(now, now)
         actions = (self._orphaned(pending, now, served=served) for pending in orphans)
         return [action for action in actions if action is not None]
 

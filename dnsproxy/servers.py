@@ -42,6 +42,7 @@ class Server:
         self.tcp: Channel | None = None
         self.failures = 0
         self.retry_at = 0.0
+        self._stepped_at = 0.0  # when it last stepped behind the others
         self._turn = 0
 
     def __str__(self) -> str:
@@ -61,10 +62,16 @@ class Server:
         self.failures = 0
         self.retry_at = 0.0
 
-    def failed(self, now: float) -> None:
-        """Note a query that got no answer, or a refusal by the network."""
+    def failed(self, asked: float, now: float) -> None:
+        """Note a query that got no answer, or a refusal by the network.
+
+        `asked` is when it was sent: what was in flight when the server stepped back is no further failure.
+        """
+        if asked < self._stepped_at:
+            return
         self.failures += 1
         if self.failures >= FAILURES:
+            self._stepped_at = now
             self.retry_at = now + self._pause()
 
     def claim(self, now: float) -> bool:

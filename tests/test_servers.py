@@ -31,14 +31,14 @@ def test_a_route_for_the_root_is_the_default_of_last_resort():
 
 def test_one_failure_does_not_move_a_server():
     first, second = Server("192.0.2.1"), Server("192.0.2.2")
-    first.failed(10.0)
+    first.failed(10.0, 10.0)
     assert in_order((first, second), 10.0) == (first, second)
 
 
 def test_a_failing_server_steps_behind_and_one_query_tries_it_again():
     first, second = Server("192.0.2.1"), Server("192.0.2.2")
     for _ in range(FAILURES):
-        first.failed(10.0)
+        first.failed(10.0, 10.0)
     assert in_order((first, second), 10.5) == (second, first)
     assert in_order((first, second), 11.0) == (first, second), "the pause is over: one query tries it"
     assert in_order((first, second), 11.0) == (second, first), "and only one"
@@ -50,17 +50,26 @@ def test_the_pause_doubles_up_to_a_minute():
     server = Server("192.0.2.1")
     pauses = []
     for _ in range(FAILURES + 10):
-        server.failed(0.0)
+        server.failed(0.0, 0.0)
         pauses.append(server.retry_at)
     assert pauses[FAILURES - 1 : FAILURES + 3] == [1.0, 2.0, 4.0, 8.0]
     assert max(pauses) == LONGEST_PAUSE
+
+
+def test_what_was_in_flight_when_a_server_stepped_back_is_no_further_failure():
+    server = Server("192.0.2.1")
+    for _ in range(500):
+        server.failed(9.9, 10.0)
+    assert (server.failures, server.retry_at) == (FAILURES, 11.0)
+    server.failed(11.0, 12.0)
+    assert server.retry_at == 14.0
 
 
 def test_when_all_fail_all_are_still_asked():
     servers = (Server("192.0.2.1"), Server("192.0.2.2"))
     for server in servers:
         for _ in range(FAILURES):
-            server.failed(10.0)
+            server.failed(10.0, 10.0)
     assert in_order(servers, 10.1) == servers
 
 
