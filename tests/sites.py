@@ -109,6 +109,7 @@ class Site:
             "policy": {"directory": "policies", "private": PRIVATE},
             "log": {"format": "json"},
             "events": {"file": "events.jsonl"},
+            "sets": {"hold": 2.0},  # a busy machine must not look like a slow kernel
         }
         for section, changes in settings.items():
             base[section] = {**base.get(section, {}), **changes} if isinstance(changes, dict) else changes

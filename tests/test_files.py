@@ -41,7 +41,7 @@ def test_every_unreadable_file_is_named_with_the_next_step(tmp_path):
     first, second = map(str, caught.value.problems)
     assert first == f"{tmp_path}/a.yaml: byte 5 is not UTF-8; save the file as UTF-8"
     assert second.startswith(
-        f"{tmp_path}/b.yaml: cannot be read: No such file or directory; create it, or correct"
+        f"{tmp_path}/b.yaml: cannot be read: No such file or directory; create it, or name another"
     )
 
 
