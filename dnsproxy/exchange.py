@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 ASK_ANOTHER: Final = frozenset((SERVFAIL, REFUSED))
 RESENDS: Final = 3  # a stream that answered and then closed may be reopened for a query this often
+CHANNEL: Final = 32_768  # queries on one channel: half of all IDs, so that an unused one is soon found
 CLIENTS: Final = 65_536  # remembered client addresses, per transport
 ALIASES: Final = 10_000  # remembered CNAME targets
 DENIALS: Final = {"nxdomain": NXDOMAIN, "refused": REFUSED}
@@ -253,7 +254,7 @@ class Exchange:
             server = servers[pending.attempts % len(servers)]
             pending.attempts += 1
             channel = server.channel(stream=pending.client.stream)
-            if channel is not None:
+            if channel is not None and len(channel.pending) < CHANNEL:
                 ident = self._ident(channel)
                 channel.pending[ident] = pending
                 pending.sent.append((channel, ident))

@@ -531,3 +531,12 @@ def test_any_bytes_from_upstream_are_dropped_or_end_the_query(data):
     [(channel, sent)] = world.upstream()
     action = world.exchange.answer(channel, sent.id.to_bytes(2, "big") + data, 100.1)
     assert action is None or action[0] in (world.client, world.waiting)
+
+
+def test_a_channel_that_is_full_is_no_channel(monkeypatch):
+    monkeypatch.setattr("dnsproxy.exchange.CHANNEL", 1)
+    world = World(servers=1)
+    for number in range(40):
+        world.ask(f"n{number}.lookup.test")
+    assert len(world.log) == 2
+    assert {reply.rcode() for reply in world.replies()} == {dns.rcode.SERVFAIL}
