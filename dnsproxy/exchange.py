@@ -371,7 +371,9 @@ class Exchange:
             return permitted
 
         stripped = message.strip(wire, pending.end, keep)
-        return stripped if refused else wire  # what needs no change goes out byte for byte
+        if refused or stripped[6:12] != wire[6:12]:  # an SVCB record that nobody can read is left out as well
+            return stripped
+        return wire  # what needs no change goes out byte for byte
 
     def _fitted(self, pending: Pending, wire: bytes) -> bytes:
         """Return an answer under the client's ID, in the size that it announced (RFC 6891 section 6.2.3)."""

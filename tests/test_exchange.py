@@ -540,3 +540,12 @@ def test_a_channel_that_is_full_is_no_channel(monkeypatch):
         world.ask(f"n{number}.lookup.test")
     assert len(world.log) == 2
     assert {reply.rcode() for reply in world.replies()} == {dns.rcode.SERVFAIL}
+
+
+def test_with_stripping_on_a_service_record_that_nobody_can_read_does_not_go_out():
+    world = World(strip=True)
+    world.ask("www.example.com", "HTTPS")
+    broken = b"\xc0\x0c\x00\x41\x00\x01\x00\x00\x00\x3c\x00\x03\x00\x01\x05"
+    world.answer([], edit=lambda wire: wire[:7] + b"\x01" + wire[8:] + broken)
+    [reply] = world.replies()
+    assert (reply.rcode(), reply.answer) == (dns.rcode.NOERROR, [])
