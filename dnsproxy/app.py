@@ -437,10 +437,11 @@ class Proxy:
         return merged
 
     def _enforce(self, endpoints: EndpointTable, policy: Policy) -> None:
-        before = _governed(self._policy, self._endpoints)
+        before, old = _governed(self._policy, self._endpoints), self._policy
         self._policy, self._endpoints = policy, endpoints.with_host_addresses(self._upstream.local)
         self.manager.policy_changed(policy, self._endpoints)
         self.exchange.set_policy(policy, self._endpoints)
+        old.retire()
         log.info("policy in force", **self._summary())
         self._note()
         if changed := before ^ _governed(policy, self._endpoints):

@@ -42,7 +42,7 @@ from dnsproxy.rules.statements import (
 from dnsproxy.yamldoc import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from dnsproxy.rules.pattern import Pattern
 
@@ -92,15 +92,25 @@ class Memory:
     def put(self, memo: dict[Any, T], key: object, value: T) -> T:
         """Remember one value in one of the dicts, and return it."""
         if self.count >= self.limit:
-            for filled in self._filled:
-                filled.clear()
-            self._filled.clear()
-            self.count = 0
+            self._empty()
+        if not self.limit:
+            return value
         if not memo:
             self._filled.append(memo)
         memo[key] = value
         self.count += 1
         return value
+
+    def close(self) -> None:
+        """Empty all dicts and remember nothing more."""
+        self.limit = 0
+        self._empty()
+
+    def _empty(self) -> None:
+        for filled in self._filled:
+            filled.clear()
+        self._filled.clear()
+        self.count = 0
 
 
 class _Index:
@@ -145,13 +155,6 @@ class _Group:
         self._made: dict[Ids, Grants] = {}
         self._closed = tuple(each for statement in chosen for denial in statement.denials if denial.sure
                              for each in denial.ports)  # fmt: skip
-
-    def granted(self) -> Iterator[Grant]:
-        """Yield everything that some name may open."""
-        for statement in self.statements:
-            for _, grant in statement.connects:
-                if (kept := self._without_closed(grant)) is not None:
-                    yield kept
 
     def grants(self, ids: Ids) -> Grants:
         """Return what the connect rules behind some patterns open, the same object for the same rules."""
@@ -209,10 +212,6 @@ class _Scope:
             return Verdict(True, rules[0], reason, grants, any(rule.cnames for rule in rules))
         return Verdict(self._allowed, None, self._reason, grants, cnames=False)
 
-    def granted(self) -> Iterator[Grant]:
-        """Yield everything that some name may open."""
-        return self._group.granted()
-
     def allows_all(self) -> bool:
         """Tell whether no name is refused."""
         return self._everything is not None or self._allowed
@@ -261,11 +260,6 @@ class View:
         """Return what the addresses of a wire name open, whether or not it may be asked."""
         return self.verdict(name).grants
 
-    @property
-    def granted(self) -> Iterator[Grant]:
-        """Everything that some name may open."""
-        return self._scope.granted()
-
 
 class Policy:
     """All statements over all endpoints. Immutable, but for what it remembers."""
@@ -307,6 +301,14 @@ class Policy:
         if (scope := self._scopes.get(key)) is None:
             scope = self.memory.put(self._scopes, key, _Scope(self, *key))
         return scope
+
+    def retire(self) -> None:
+        """Forget everything, when another policy has come into force.
+
+        What is remembered leads back to the memory that holds it. Emptied, the old policy goes with its last
+        user, without a pass of Python's collector, which app.py keeps away from old objects.
+        """
+        self.memory.close()
 
     def restricts(self, endpoint: Endpoint) -> bool:
         """Tell whether an endpoint may connect to nothing but what rules allow (default deny)."""

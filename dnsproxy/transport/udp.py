@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from dnsproxy.addresses import unmapped
@@ -33,7 +34,7 @@ _LATER: Final = (-errno.EAGAIN, -errno.EINTR)
 _NO_PORT: Final = b"\x00\x00"
 
 
-class Datagrams:
+class Datagrams(ABC):
     """One UDP socket: batches in, batches out. It is a Sink; what arrives goes to `take`."""
 
     def __init__(
@@ -54,13 +55,13 @@ class Datagrams:
         self.refused = 0  # not sent: the kernel would not
         loop.add_reader(self._fd, self._readable)
 
+    @abstractmethod
     def take(self, wires: Sequence[bytes], now: float) -> None:
         """Handle the datagrams of one batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trouble(self, code: int) -> None:
         """Handle an errno that the socket reported, for a send or instead of a datagram."""
-        raise NotImplementedError
 
     def send(self, wire: bytes, peer: bytes) -> None:
         """Queue a datagram; the queue leaves in the loop's next turn."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given
@@ -497,13 +498,6 @@ def test_every_matching_connect_rule_grants():
     assert world.policy.sets == {"w"}
 
 
-def test_all_that_some_name_may_open():
-    deny = cilium("b", '  egressDeny: [{toPorts: [{ports: [{port: "1", protocol: TCP}]}]}]')
-    world = World(native("a", "  allow: ['a.test:1/TCP', 'b.test:2/TCP', c.test]\n  resolve: [d.test]"), deny)
-    assert [grant.ports for grant in world.view().granted] == [{(TCP, 2)}, None]
-    assert list(world.view("ep3").granted) == []
-
-
 def test_the_same_pattern_twice_grants_twice():
     world = World(
         native("a", "  allow: ['a.test:1/TCP', 'A.test.:2/TCP']"), native("b", "  allow: ['a.test:3/TCP']")
@@ -758,3 +752,19 @@ def test_a_name_may_be_asked_if_a_pattern_of_a_selecting_policy_matches_it(polic
         for name in names:
             allowed = not mine or any(match_pattern(text).matches(name) for texts in mine for text in texts)
             assert world.view(endpoint).verdict(name).allowed is allowed
+
+
+def test_a_retired_policy_goes_with_its_last_user_without_a_collection():
+    endpoints, policy = load([("p.yaml", ENDPOINTS + "---" + native("a", "  allow: [a.test]"))])
+    view = policy.view(endpoints.endpoints[0])
+    assert view.verdict(from_text("a.test")) is view.verdict(from_text("a.test"))
+    gone = weakref.ref(policy), weakref.ref(policy.index)
+    policy.retire()
+    assert view.verdict(from_text("a.test")).reason
+    assert view.verdicts == {}
+    gc.disable()
+    try:
+        del policy, view
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
