@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,8 +30,12 @@ Signature: TypeAlias = tuple[Mark, ...]
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file; DocumentError says why it cannot be read and what to do."""
+    """Return the text of a regular UTF-8 file; DocumentError says why it cannot be read and what to do."""
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder has an error of its own
+            message = "is not a regular file (a pipe would be waited for without end); name a file"
+            raise DocumentError([Problem(str(path), 0, 0, "", message)])
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise _unreadable(path, error) from None
@@ -40,8 +45,16 @@ def read_text(path: Path) -> str:
 
 
 def read_policies(directory: Path) -> list[tuple[str, str]]:
-    """Return (file, text) of every policy file in lexical order; DocumentError names all unreadable ones."""
-    return _read_each(policy_files(directory))
+    """Return (file, text) of every policy file in lexical order; DocumentError names all unreadable ones.
+
+    A folder without any, and a file without a word, are faults: a volume that is not mounted or a copy that
+    was cut short must not pass for a policy that restricts nobody.
+    """
+    paths = policy_files(directory)
+    if not paths:
+        message = "holds no *.yaml file: put the policy documents there, or mount what should be there"
+        raise DocumentError([Problem(str(directory), 0, 0, "", message)])
+    return _read_each(paths)
 
 
 def read_paths(paths: Iterable[Path]) -> list[tuple[str, str]]:
@@ -54,9 +67,15 @@ def _read_each(paths: Iterable[Path]) -> list[tuple[str, str]]:
     problems: list[Problem] = []
     for path in paths:
         try:
-            texts.append((str(path), read_text(path)))
+            text = read_text(path)
         except DocumentError as error:
             problems += error.problems
+            continue
+        if not text.strip():
+            problems.append(
+                Problem(str(path), 0, 0, "", "is empty: cut short? Remove it if it is to say nothing")
+            )
+        texts.append((str(path), text))
     if problems:
         raise DocumentError(problems)
     return texts

@@ -148,7 +148,7 @@ def test_a_folder_swapped_by_symlinks_as_kubelet_does_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", ["spec: [", "kind: Nothing", POLICY.replace("allow", "alow"), POLICY + POLICY]
+    "broken", ["", "spec: [", "kind: Nothing", POLICY.replace("allow", "alow"), POLICY + POLICY]
 )
 def test_a_reload_with_any_fault_keeps_the_running_policy_whole(daemon, broken):
     daemon.policy.write_text(broken)

@@ -219,3 +219,34 @@ async def test_a_file_that_is_still_being_written_waits_until_it_rests(tmp_path)
     await anext(watching)
     assert path.read_text().count("line") == 30
     await watching.aclose()
+
+
+def refusal(read, path):
+    with pytest.raises(DocumentError) as caught:
+        read(path)
+    return str(caught.value)
+
+
+def test_a_folder_without_policies_is_no_policy(tmp_path):
+    (tmp_path / "README").write_text("nothing here")
+    assert refusal(read_policies, tmp_path).startswith(f"{tmp_path}: holds no *.yaml file")
+
+
+@pytest.mark.parametrize("text", ["", " \n\n"])
+def test_a_file_without_a_word_is_no_policy(tmp_path, text):
+    (tmp_path / "a.yaml").write_text("# says that it says nothing\n")
+    assert len(read_policies(tmp_path)) == 1
+    (tmp_path / "b.yaml").write_text(text)
+    assert refusal(read_policies, tmp_path).startswith(f"{tmp_path}/b.yaml: is empty")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.yaml")
+    assert "is not a regular file" in refusal(read_policies, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop"])
+def test_a_link_that_leads_nowhere_is_one_message(tmp_path, name):
+    (tmp_path / "a.yaml").symlink_to(name if name != "loop" else "a.yaml")
+    assert f"{tmp_path}/a.yaml: cannot be read" in refusal(read_policies, tmp_path)
+    assert signature([tmp_path])
