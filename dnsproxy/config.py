@@ -84,6 +84,13 @@ def _server(text: str) -> SocketAddress:
     return server
 
 
+def _loopback(text: str) -> SocketAddress:
+    found = socket_address(text)
+    if not ip_address(found.address).is_loopback:
+        raise ValueError(f"{text!r} is no loopback address, such as 127.0.0.1:9353 or [::1]:9353")
+    return found
+
+
 def _suffix(text: str) -> str:
     if "*" in text:
         raise ValueError(
@@ -135,6 +142,7 @@ def _from_text(read: Callable[[str], _Value], expected: str) -> PlainValidator:
 
 Listener = Annotated[SocketAddress, _from_text(socket_address, "an address and a port")]
 Server = Annotated[SocketAddress, _from_text(_server, "an address and, if it is not 53, a port")]
+Loopback = Annotated[SocketAddress, _from_text(_loopback, "a loopback address and a port")]
 Suffix = Annotated[str, _from_text(_suffix, "a domain name")]
 Range = Annotated[IPv4Network | IPv6Network, _from_text(_range, "an address range")]
 Table = Annotated[TableName, _from_text(_table, "a table such as inet dnsproxy")]
@@ -193,6 +201,63 @@ class CacheSection(yamldoc.Model):
     gc_interval: Seconds = 60.0
 
 
+class ZombiesSection(yamldoc.Model):
+    """Addresses whose lease is over, and which live connections may still use."""
+
+    per_endpoint: Annotated[int, Field(ge=0)] = 10_000
+    grace: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0.0
+    unobserved: Seconds = 3600.0
+
+
+class ConntrackSection(yamldoc.Model):
+    """How often the kernel's connections are looked through for what zombies carry."""
+
+    shortest: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
+    longest: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 300.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.longest < self.shortest:
+            raise FaultError(f"less than `shortest`, which is {self.shortest:g} s", "longest")
+        return self
+
+
+class StateSection(yamldoc.Model):
+    """What outlives the process."""
+
+    directory: FilePath | None = Path("/var/lib/dnsproxy")
+    preload: FilePath | None = None
+
+
+class AdminSection(yamldoc.Model):
+    """Where the command line, and whoever else is allowed to, asks the running proxy."""
+
+    socket: FilePath | None = Path("/run/dnsproxy/admin.sock")
+    listen: Loopback | None = None
+    token_file: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.listen is not None and self.token_file is None:
+            raise FaultError(
+                "every user of this host can reach a port: set `token_file` to a file with a secret", "listen"
+            )
+        return self
+
+
+class MetricsSection(yamldoc.Model):
+    """Where Prometheus and health checks ask."""
+
+    listen: Loopback | None = None
+    per_endpoint: bool = False
+
+
+class WarmUpSection(yamldoc.Model):
+    """Looking names up before anybody asks."""
+
+    interval: Annotated[float, Field(ge=5, le=86_400, allow_inf_nan=False)] | None = None
+
+
 class SetsSection(yamldoc.Model):
     """The nftables sets, and how long an answer waits for them."""
 
@@ -237,8 +302,14 @@ class Config(yamldoc.Model):
     upstream: UpstreamSection = UpstreamSection()
     policy: PolicySection = PolicySection()
     cache: CacheSection = CacheSection()
+    zombies: ZombiesSection = ZombiesSection()
+    conntrack: ConntrackSection = ConntrackSection()
     sets: SetsSection = SetsSection()
     limits: LimitsSection = LimitsSection()
+    state: StateSection = StateSection()
+    warm_up: WarmUpSection = WarmUpSection()
+    admin: AdminSection = AdminSection()
+    metrics: MetricsSection = MetricsSection()
     events: EventsSection = EventsSection()
     log: LogSection = LogSection()
 
@@ -274,18 +345,19 @@ def read(text: str, file: str) -> Config:
 
 def _placed(config: Config, folder: Path) -> Config:
     """Return the settings with every relative path taken from `folder`."""
-
-    def place(path: Path | None) -> Path | None:
-        return path if path is None or path == STDOUT else folder / path
-
-    upstream = {"resolv_conf": place(config.upstream.resolv_conf), "zone": place(config.upstream.zone)}
+    sections = {name: getattr(config, name) for name in Config.model_fields}
     return config.model_copy(
         update={
-            "upstream": config.upstream.model_copy(update=upstream),
-            "policy": config.policy.model_copy(update={"directory": place(config.policy.directory)}),
-            "events": config.events.model_copy(update={"file": place(config.events.file)}),
+            name: section.model_copy(update=_placed_paths(section, folder))
+            for name, section in sections.items()
+            if isinstance(section, yamldoc.Model)
         }
     )
+
+
+def _placed_paths(section: yamldoc.Model, folder: Path) -> dict[str, Path]:
+    values = ((key, getattr(section, key)) for key in type(section).model_fields)
+    return {key: folder / value for key, value in values if isinstance(value, Path) and value != STDOUT}
 
 
 def loops(

@@ -379,3 +379,27 @@ def test_a_route_with_a_star_is_refused_with_what_to_write():
 def test_an_address_to_listen_on_stands_once():
     with pytest.raises(DocumentError, match=r"127\.0\.0\.1:53 stands here twice"):
         read("listen: [127.0.0.1, '127.0.0.1:53']", "dnsproxy.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conntrack: {longest: 5}", "conntrack.longest: less than `shortest`, which is 30 s"),
+        ("metrics: {listen: '192.0.2.1:9253'}", "metrics.listen: '192.0.2.1:9253' is no loopback address"),
+        ("admin: {listen: '127.0.0.1:9353'}", "admin.listen: every user of this host can reach a port"),
+        ("warm_up: {interval: 0}", "warm_up.interval"),
+    ],
+)
+def test_what_the_daemon_tells_others_is_bounded(text, message):
+    with pytest.raises(DocumentError) as caught:
+        read(text, "dnsproxy.yaml")
+    assert message in str(caught.value)
+
+
+def test_every_relative_path_is_taken_from_the_folder_of_the_settings():
+    found = read(
+        "{state: {directory: state, preload: cilium.json}, admin: {socket: a.sock}}", "/etc/d/x.yaml"
+    )
+    assert found.state.directory == Path("/etc/d/state")
+    assert found.state.preload == Path("/etc/d/cilium.json")
+    assert found.admin.socket == Path("/etc/d/a.sock")
