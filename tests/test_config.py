@@ -397,9 +397,7 @@ def test_what_the_daemon_tells_others_is_bounded(text, message):
 
 
 def test_every_relative_path_is_taken_from_the_folder_of_the_settings():
-    found = read(
-        "{state: {directory: state, preload: cilium.json}, admin: {socket: a.sock}}", "/etc/d/x.yaml"
-    )
+    found = read("{state: {directory: state, preload: a.json}, admin: {socket: a.sock}}", "/etc/d/x.yaml")
     assert found.state.directory == Path("/etc/d/state")
-    assert found.state.preload == Path("/etc/d/cilium.json")
+    assert found.state.preload == Path("/etc/d/a.json")
     assert found.admin.socket == Path("/etc/d/a.sock")
