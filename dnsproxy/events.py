@@ -5,6 +5,9 @@ empties the ring, renders as many events as the rate allows, drops the rest, and
 in a line of its own. Whatever happens to the file (a full disk, a stalled pipe) happens to that thread: the
 ring overflows, which is counted, and answers are as fast as before.
 
+Whoever looks on live has a ring of their own (`Fan`), which they empty themselves; a slow reader loses
+events and learns how many. While there is neither a file nor a reader, nothing is recorded.
+
 A line is one of
 
     {"ts", "type": "request", "endpoint", "client", "protocol", "name", "qtype", "verdict", "reason", "rule"}
@@ -17,12 +20,13 @@ A line is one of
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
 import time
 from collections import deque
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
@@ -30,12 +34,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dnslib import QTYPE, RCODE
 
-from dnsproxy import addresses, names
+from dnsproxy import addresses, names, times
 from dnsproxy.errors import DocumentError
 from dnsproxy.files import unwritable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from dnsproxy.rules.policy import Rule, Verdict
 
@@ -43,6 +47,7 @@ Event: TypeAlias = tuple[Any, ...]  # ("request", ...) or ("response", ...), as 
 
 STDOUT = Path("-")
 RING = 65_536  # events; about 20 MB when full; over a second of 20,000 queries/s
+LOOKER = 8_192  # events that wait for one who looks on
 PERIOD = 0.1  # seconds between two visits of the writer
 PATIENCE = 1.0  # seconds that a stop waits for a writer whose file does not take the last lines
 
@@ -101,37 +106,82 @@ class Drain:
         self._reported += lost
 
 
+class Fan:
+    """Who wants events: the file's ring, if there is a file, and one ring for each who looks on.
+
+    `record` is told to whom events go from now on, something with `append`, or None while nobody wants any.
+    """
+
+    def __init__(self, record: Callable[[Any], object], file: Ring | None = None) -> None:
+        self._record = record
+        self._file = file
+        self._lookers: dict[int, Ring] = {}
+        self._switch()
+
+    def __len__(self) -> int:
+        """Return how many look on."""
+        return len(self._lookers)
+
+    @property
+    def recording(self) -> bool:
+        """Tell whether anybody wants events."""
+        return self._file is not None or bool(self._lookers)
+
+    @contextmanager
+    def subscribe(self, size: int = LOOKER) -> Iterator[Ring]:
+        """Lend a ring that every event goes into as well; whoever takes it must empty it."""
+        ring = Ring(size)
+        self._lookers[id(ring)] = ring
+        self._switch()
+        try:
+            yield ring
+        finally:
+            del self._lookers[id(ring)]
+            self._switch()
+
+    def _switch(self) -> None:
+        rings = [*([] if self._file is None else [self._file]), *self._lookers.values()]
+        self._record(_Copies(rings) if len(rings) > 1 else rings[0] if rings else None)
+
+
+class _Copies:
+    """Several rings as one to append to."""
+
+    __slots__ = ("_rings",)
+
+    def __init__(self, rings: list[Ring]) -> None:
+        self._rings = rings
+
+    def append(self, event: Event) -> None:
+        for ring in self._rings:
+            ring.append(event)
+
+
 def render(event: Event, ahead: float) -> str:
-    """Return an event as one line of JSON."""
-    return _RENDERERS[event[0]](ahead, *event[1:])
+    """Return an event as one line of JSON; `ahead` is what the wall clock is ahead of the event's."""
+    kind, now, endpoint, source, stream, name, qtype, *rest = event
+    return (
+        f'{{"ts":"{times.to_text(now + ahead)}","type":"{kind}","endpoint":{quoted(endpoint)}'
+        f',"client":{_address(source)},"protocol":"{"tcp" if stream else "udp"}"'
+        f',"name":{"null" if name is None else _name(name)}'
+        f',"qtype":"{_TYPES.get(qtype) or f"TYPE{qtype}"}"{_RENDERERS[kind](*rest)}}}\n'
+    )
 
 
-def _request(
-    ahead: float,
-    now: float,
-    endpoint: str,
-    source: bytes,
-    stream: bool,
-    name: bytes | None,
-    qtype: int,
-    verdict: Verdict | None,
-) -> str:
-    head = _head("request", now + ahead, endpoint, source, stream, name, qtype)
+def render_lost(count: int, wall: float) -> str:
+    """Return the line that says how many events are missing here."""
+    return f'{{"ts":"{times.to_text(wall)}","type":"dropped","count":{count}}}\n'
+
+
+def _request(verdict: Verdict | None) -> str:
     if verdict is None:
-        return f'{head},"verdict":"denied","reason":"unknown client","rule":null}}\n'
+        return ',"verdict":"denied","reason":"unknown client","rule":null'
     decision = "allowed" if verdict.allowed else "denied"
     rule = "null" if verdict.rule is None else _rule(verdict.rule)
-    return f'{head},"verdict":"{decision}","reason":{quoted(verdict.reason)},"rule":{rule}}}\n'
+    return f',"verdict":"{decision}","reason":{quoted(verdict.reason)},"rule":{rule}'
 
 
 def _response(
-    ahead: float,
-    now: float,
-    endpoint: str,
-    source: bytes,
-    stream: bool,
-    name: bytes | None,
-    qtype: int,
     rcode: int,
     learned: Iterable[bytes],
     cnames: Iterable[bytes],
@@ -142,38 +192,17 @@ def _response(
     cause: str,
     private: Iterable[bytes],
 ) -> str:
-    head = _head("response", now + ahead, endpoint, source, stream, name, qtype)
     return (
-        f'{head},"rcode":"{_RCODES.get(rcode) or f"RCODE{rcode}"}"'
+        f',"rcode":"{_RCODES.get(rcode) or f"RCODE{rcode}"}"'
         f',"addresses":[{",".join(map(_address, learned))}],"cnames":[{",".join(map(_name, cnames))}]'
         f',"ttl":{"null" if ttl is None else ttl}'
         f',"upstream_ms":{upstream * 1000:.3f},"hold_ms":{hold * 1000:.3f}'
         f',"server":{quoted(server)},"cause":{quoted(cause)}'
-        f',"not_learned":[{",".join(map(_address, private))}]}}\n'
+        f',"not_learned":[{",".join(map(_address, private))}]'
     )
 
 
 _RENDERERS: dict[str, Callable[..., str]] = {"request": _request, "response": _response}
-
-
-def _head(
-    kind: str,
-    wall: float,
-    endpoint: str,
-    source: bytes,
-    stream: bool,
-    name: bytes | None,
-    qtype: int,
-) -> str:
-    return (
-        f'{{"ts":"{_stamp(wall)}","type":"{kind}","endpoint":{quoted(endpoint)},"client":{_address(source)}'
-        f',"protocol":"{"tcp" if stream else "udp"}","name":{"null" if name is None else _name(name)}'
-        f',"qtype":"{_TYPES.get(qtype) or f"TYPE{qtype}"}"'
-    )
-
-
-def _stamp(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 @lru_cache(8192)
@@ -195,7 +224,10 @@ def _rule(rule: Rule) -> str:
 
 
 class EventWriter:
-    """The thread that writes a ring's events to a file (`-`: standard output)."""
+    """The thread that writes a ring's events to a file (`-`: standard output).
+
+    A named pipe that nobody reads yet is opened as soon as somebody does.
+    """
 
     def __init__(self, ring: Ring, file: Path, *, rate: int, say: Callable[[str], None]) -> None:
         """`say` is told, from the writer's thread and once per trouble, what keeps events from the file."""
@@ -205,6 +237,7 @@ class EventWriter:
         self._stopped = threading.Event()
         self._reopen = False
         self._healthy = True
+        self._cut = False  # the last line stands there half
         self._output = _opened(file)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
@@ -225,7 +258,7 @@ class EventWriter:
 
     def _visit(self) -> None:
         try:
-            if self._reopen:
+            if self._reopen or self._output is None:
                 self._reopen = False
                 self._swap()
             self._write()
@@ -237,7 +270,8 @@ class EventWriter:
 
     def _swap(self) -> None:
         old, self._output = self._output, _opened(self._file)
-        if self._file != STDOUT:
+        self._cut = False
+        if old is not None and self._file != STDOUT:
             os.close(old)
 
     def _write(self) -> None:
@@ -245,20 +279,50 @@ class EventWriter:
         ahead = time.time() - now
         events = self._drain.take(now)
         lost = self._drain.lost(len(events))
+        if self._output is None:
+            raise OSError(errno.ENXIO, "nobody reads this pipe", str(self._file))
         lines = [render(event, ahead) for event in events]
         if lost:
-            lines.append(f'{{"ts":"{_stamp(now + ahead)}","type":"dropped","count":{lost}}}\n')
-        rest = "".join(lines).encode()
-        while rest:
-            rest = rest[os.write(self._output, rest) :]
-        self._drain.wrote(len(events), lost)
+            lines.append(render_lost(lost, now + ahead))
+        self._append(self._output, "".join(lines).encode(), len(events), lost)
+
+    def _append(self, output: int, text: bytes, events: int, lost: int) -> None:
+        """Write lines, one for each event and one for the lost; note those that are there whole."""
+        if self._cut:
+            os.write(output, b"\n")
+            self._cut = False
+        written = 0
+        try:
+            while written < len(text):
+                written += os.write(output, text[written:])
+        finally:
+            lines = text.count(b"\n", 0, written)
+            self._drain.wrote(min(lines, events), lost if lines > events else 0)
+            half = written - (text.rfind(b"\n", 0, written) + 1)
+            self._cut = half > 0 and not _taken_back(output, half)
 
 
-def _opened(file: Path) -> int:
-    """Return a descriptor to append to; others may not read it, since it tells who asked for what."""
+def _taken_back(output: int, octets: int) -> bool:
+    """Cut the last octets off a file; tell whether that could be done."""
+    try:
+        os.ftruncate(output, os.fstat(output).st_size - octets)
+    except OSError:  # a pipe, or a terminal
+        return False
+    return True
+
+
+def _opened(file: Path) -> int | None:
+    """Return a descriptor to append to, None for a pipe without a reader.
+
+    Others may not read the file, since it tells who asked for what.
+    """
     if file == STDOUT:
         return sys.stdout.fileno()
     try:
-        return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
     except OSError as error:
+        if error.errno == errno.ENXIO and file.is_fifo():
+            return None
         raise unwritable(file, error) from None
+    os.set_blocking(output, True)  # it is the thread that waits
+    return output

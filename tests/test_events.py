@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from dnsproxy import addresses, names
 from dnsproxy.errors import DocumentError
-from dnsproxy.events import Drain, EventWriter, Ring, render
+from dnsproxy.events import Drain, EventWriter, Fan, Ring, render, render_lost
 
 CLIENT = addresses.from_text("10.1.0.5")
 NAME = names.from_text("www.example.com")
@@ -270,3 +271,123 @@ def test_a_stalled_reader_holds_up_neither_the_ring_nor_the_stop(tmp_path):
         writer._thread.join(10)
     assert said == ["events are only counted until this is mended: [Errno 32] Broken pipe"]
     assert not writer._thread.is_alive()
+
+
+def test_a_pipe_without_a_reader_holds_up_nothing_and_is_written_once_there_is_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    said: list[str] = []
+    told = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    ring = Ring()
+    writer = EventWriter(ring, pipe, rate=100, say=say)  # returns
+    assert told.wait(10)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ring.append(response())
+        writer.stop()
+        shown = [json.loads(text) for text in os.read(reader, 65_536).splitlines()]
+    finally:
+        os.close(reader)
+    assert [entry["type"] for entry in shown] == ["response"]
+    assert len(said) == 1
+    assert "nobody reads this pipe" in said[0]
+
+
+def test_a_disk_that_fills_up_in_a_line_keeps_whole_lines_only(tmp_path):
+    path = tmp_path / "events.jsonl"
+    size = len(render(response(), AHEAD))
+    told = threading.Event()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ring = Ring()
+    for _ in range(5):
+        ring.append(response())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(2.5 * size), before[1]))
+    try:
+        writer = EventWriter(ring, path, rate=100, say=lambda text: told.set())
+        assert told.wait(10)
+        assert len(lines_of(path)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    ring.append(response())
+    writer.stop()
+    shown = lines_of(path)
+    assert [entry["type"] for entry in shown] == ["response"] * 3 + ["dropped"]
+    assert shown[-1]["count"] == 3
+
+
+def test_where_nothing_can_be_taken_back_the_next_line_starts_on_its_own(monkeypatch, tmp_path):
+    """A pipe took half a line and then failed."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ring = Ring()
+    writer = EventWriter(ring, path, rate=100, say=lambda text: None)
+    try:
+        writer._stopped.set()
+        writer._thread.join()
+        real, taken = os.write, []
+
+        def failing(output: int, text: bytes) -> int:
+            if taken:
+                raise OSError(5, "Input/output error")
+            taken.append(real(output, text[:10]))
+            return taken[0]
+
+        ring.append(response())
+        monkeypatch.setattr(os, "write", failing)
+        writer._visit()
+        monkeypatch.setattr(os, "write", real)
+        ring.append(response())
+        writer._visit()
+        first, *rest = os.read(reader, 65_536).splitlines()
+        assert len(first) == 10
+        assert [json.loads(text)["type"] for text in rest] == ["response", "dropped"]
+    finally:
+        os.close(reader)
+
+
+# -- who looks on ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_recorded_while_nobody_wants_it():
+    targets = []
+    fan = Fan(targets.append)
+    assert targets == [None]
+    assert not fan.recording
+    with fan.subscribe() as ring:
+        assert fan.recording
+        assert targets[-1] is ring
+    assert targets[-1] is None
+    assert not fan.recording
+
+
+def test_the_file_and_everybody_who_looks_on_get_every_event():
+    targets = []
+    file = Ring()
+    fan = Fan(targets.append, file)
+    assert targets == [file]
+    with fan.subscribe() as one, fan.subscribe() as other:
+        assert len(fan) == 2
+        targets[-1].append(request())
+    targets[-1].append(response())
+    assert (list(one), list(other), list(file)) == ([request()], [request()], [request(), response()])
+
+
+def test_a_slow_reader_loses_the_oldest_and_knows_how_many():
+    targets = []
+    fan = Fan(targets.append, Ring())
+    with fan.subscribe(2) as ring:
+        for number in range(5):
+            targets[-1].append((number,))
+        assert list(ring) == [(3,), (4,)]
+        assert ring.appended - len(ring) == 3
+    assert json.loads(render_lost(3, AHEAD)) == {
+        "ts": "2001-09-09T01:46:40.000000Z",
+        "type": "dropped",
+        "count": 3,
+    }
