@@ -10,7 +10,7 @@ so that the names `no` and `on`, the text `22:22` and the port `0443` stay text.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Path: TypeAlias = tuple[str | int, ...]
+Step: TypeAlias = tuple[yaml.Node, yaml.Node]  # where something is named, and what stands there
 M = TypeVar("M", bound=BaseModel)
 
 MAX_DEPTH = (
@@ -66,6 +67,7 @@ class Document:
     value: Any
     node: yaml.Node
     at: Path = ()
+    index: dict[int, dict[str, Step]] = field(default_factory=dict, repr=False)
 
     def where(self, path: Path, *, key: bool = False) -> tuple[int, int]:
         """Return line and column (from 1) of the value at `path`, or of its key.
@@ -74,7 +76,7 @@ class Document:
         """
         node = spot = self.node
         for part in path:
-            step = _step(node, part)
+            step = self._step(node, part)
             if step is None:
                 break
             spot, node = step
@@ -89,11 +91,25 @@ class Document:
         """Return the value at `path` as a document of its own."""
         node, value = self.node, self.value
         for part in path:
-            step = _step(node, part)
+            step = self._step(node, part)
             if step is None:
                 raise KeyError(path)
             node, value = step[1], value[part]
-        return Document(self.file, value, node, self.at + path)
+        return Document(self.file, value, node, self.at + path, self.index)
+
+    def _step(self, node: yaml.Node, part: str | int) -> Step | None:
+        """Return where `part` is named (its key, or the list item itself) and the node that it leads to."""
+        if isinstance(node, yaml.MappingNode):
+            return self._keys(node).get(str(part))
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            return node.value[part], node.value[part]
+        return None
+
+    def _keys(self, node: yaml.MappingNode) -> dict[str, Step]:
+        """Return a mapping's entries by key, made once: a mapping may have as many faults as it has keys."""
+        if id(node) not in self.index:
+            self.index[id(node)] = {key.value: (key, value) for key, value in node.value}
+        return self.index[id(node)]
 
 
 def path_text(path: Path) -> str:
@@ -105,15 +121,6 @@ def _part_text(part: str | int) -> str:
     if isinstance(part, int):
         return f"[{part}]"
     return f".{part}" if _BARE_KEY(part) else f'["{part}"]'
-
-
-def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
-    """Return where `part` is named (its key, or the list item itself) and the node that it leads to."""
-    if isinstance(node, yaml.MappingNode):
-        return next((pair for pair in node.value if pair[0].value == part), None)
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], node.value[part]
-    return None
 
 
 # --- text to documents
@@ -315,11 +322,24 @@ def _message(fault: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     return str(fault["msg"]).removeprefix("Input ")
 
 
+def _too_short(context: dict[str, Any]) -> str:
+    if not context.get("actual_length"):
+        return "empty: at least one entry is needed"
+    return f"too short: at least {context['min_length']} are needed"
+
+
 _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "missing": lambda _: "required, but missing",
     "literal_error": lambda context: f"expected {context['expected']}",
     "enum": lambda context: f"expected {context['expected']}",
     "value_error": lambda context: str(context["error"]),
+    "too_short": _too_short,
+    "too_long": lambda context: f"too long: at most {context['max_length']} are allowed",
+    "greater_than": lambda context: f"expected more than {context['gt']:g}",
+    "greater_than_equal": lambda context: f"expected {context['ge']:g} or more",
+    "less_than": lambda context: f"expected less than {context['lt']:g}",
+    "less_than_equal": lambda context: f"expected {context['le']:g} or less",
+    "finite_number": lambda _: "expected a finite number",
 }
 
 

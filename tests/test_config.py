@@ -206,7 +206,7 @@ REFUSED = [
         "1:15: sets.table: 'dnsproxy' is not a table as FAMILY NAME, such as 'inet dnsproxy' (inet, ip",
     ),
     ("sets: {table: inet a;b}", "1:15: sets.table: 'inet a;b' is not a table as FAMILY NAME, such as"),
-    ("sets: {hold: -1}", "1:14: sets.hold: should be greater than or equal to 0"),
+    ("sets: {hold: -1}", "1:14: sets.hold: expected 0 or more"),
     ("cache:", "1:7: cache: expected a mapping, found nothing"),
     ("log: {level: verbose}", "1:14: log.level: expected 'debug', 'info', 'warning' or 'error'"),
     ("log: {level: info}\n---\nlog: {level: info}", "3:1: a second document; settings are one document"),

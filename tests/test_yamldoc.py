@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -231,7 +233,7 @@ def test_a_good_document_becomes_its_model():
         ("name: x\ninner: {port: 9}\n", "f:2:15: inner.port: nine is taken"),
         ("name: x\nmany: [{port: 8}]\n", "f:2:8: many[0]: eight is odd"),
         ("name: x\nmany: {}\n", "f:2:7: many: expected a list, found a mapping"),
-        ("name: x\nsmall: 6\n", "f:2:8: small: should be less than or equal to 5"),
+        ("name: x\nsmall: 6\n", "f:2:8: small: expected 5 or less"),
         ("name: x\nlabels: {a/b: 1}\n",
          'f:2:15: labels["a/b"]: expected text, found a number: write it in quotes'),
         ("name: x\npet: {purrs: 1}\n", "f:2:14: pet.purrs: expected true or false, found a number"),
@@ -266,3 +268,61 @@ def test_all_faults_are_told_at_once():
 def test_an_unquoted_star_is_told_how_to_be_written():
     with pytest.raises(DocumentError, match="write it in quotes"):
         parse("allow:\n- *.example.com\n", "p.yaml")
+
+
+# --- every limit in words of our own
+
+
+class Limits(Model):
+    few: Annotated[list[int], Field(min_length=1, max_length=2)] | None = None
+    pair: Annotated[list[int], Field(min_length=2)] | None = None
+    over: Annotated[float, Field(gt=0, lt=10, allow_inf_nan=False)] = 1.0
+    within: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+LIMITS = {"min_length", "max_length", "gt", "lt", "ge", "le", "allow_inf_nan"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("few: []", "few: empty: at least one entry is needed"),
+        ("few: [1, 2, 3]", "few: too long: at most 2 are allowed"),
+        ("pair: [1]", "pair: too short: at least 2 are needed"),
+        ("over: 0", "over: expected more than 0"),
+        ("over: 10", "over: expected less than 10"),
+        ("over: 1.e400", "over: expected a finite number"),
+        ("within: 0", "within: expected 1 or more"),
+        ("within: 65", "within: expected 64 or less"),
+    ],
+)
+def test_a_limit_is_told_in_words_of_our_own(text, expected):
+    (document,) = parse(text, "f")
+    (found,) = problems(check, document, Limits)
+    assert found.partition(": ")[2] == expected
+
+
+def test_no_document_has_a_limit_without_words():
+    sources = (Path(__file__).parent.parent / "dnsproxy").rglob("*.py")
+    calls = [node for source in sources for node in ast.walk(ast.parse(source.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Field"]  # fmt: skip
+    used = {keyword.arg for call in calls for keyword in call.keywords}
+    assert used & LIMITS
+    assert used <= LIMITS | {"alias", "default_factory"}
+
+
+class Counted(list):
+    """A list that counts how often it is gone through."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_many_faults_in_one_mapping_go_through_it_once():
+    (document,) = parse("name: x\n" + "".join(f"wrong{place}: 1\n" for place in range(50)), "f")
+    document.node.value = Counted(document.node.value)
+    assert len(problems(check, document, Outer)) == 50
+    assert document.node.value.walks == 1

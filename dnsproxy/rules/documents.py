@@ -6,7 +6,6 @@ Ours are short: `Endpoint` says who is asking, `EgressPolicy` what an endpoint m
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +22,7 @@ from dnsproxy.rules.fields import (
     Selector,
     SetNames,
 )
+from dnsproxy.rules.pattern import mistaken
 from dnsproxy.yamldoc import Document, FaultError, check
 
 if TYPE_CHECKING:
@@ -76,16 +76,16 @@ class Resolve(CamelModel):
 
     @classmethod
     def _from_text(cls, text: str) -> dict[str, Any]:
+        if (wrong := mistaken(text)) is not None:
+            raise ValueError(wrong)
         return {"pattern" if "*" in text else "name": text}
 
     @model_validator(mode="after")
     def _one_name(self) -> Self:
         if (self.name is None) == (self.pattern is None):
             raise ValueError("expected either name or pattern")
-        if re.fullmatch(r"(\d+\.){3}\d+\.?", self.names.text):
-            raise ValueError(
-                f"{self.names.written!r} is an address, not a name: addresses stand in firewall rules"
-            )
+        if (wrong := mistaken(self.names.written)) is not None:
+            raise ValueError(wrong)
         return self
 
     @property
@@ -104,7 +104,11 @@ class Allow(Resolve):
     @classmethod
     def _from_text(cls, text: str) -> dict[str, Any]:
         name, colon, ports = text.partition(":")
-        return super()._from_text(name) | ({"ports": [ports]} if colon else {})
+        if not colon or mistaken(text, port=True):
+            return super()._from_text(text)
+        if not ports:
+            raise ValueError(f"{text!r} has no port behind its colon: write {name}:443, or {name}")
+        return super()._from_text(name) | {"ports": [ports]}
 
 
 class EgressPolicySpec(CamelModel):

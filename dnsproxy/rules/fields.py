@@ -103,6 +103,11 @@ def _set(text: str) -> str:
             )
         return text
     found = _USER_SET(text)
+    if found and text.rpartition("#")[2].startswith("ep."):
+        raise ValueError(
+            f"{text!r}: sets whose names start with ep. are the proxy's own, one endpoint's each;"
+            " name a set of yours"
+        )
     if not found:
         raise ValueError(f"{text!r} is no set of yours: expected 4#inet#TABLE#SET (4 or 6; inet, ip or ip6)")
     if found.group(1, 2) in (("4", "ip6"), ("6", "ip")):
@@ -127,6 +132,7 @@ def _item(place: int, item: object) -> str:
 
 # --- ports
 
+_A_PORT = "443, 443/TCP or 8000-8010/TCP"
 _PORTS = re.compile(r"(\d+)(?:-(\d+))?(?:/(\w+))?", re.ASCII).fullmatch
 _NATIVE_PROTOCOLS = {"": (6, 17), "ANY": tuple(PROTOCOLS.values())} | {
     name: (number,) for name, number in PROTOCOLS.items()
@@ -134,7 +140,9 @@ _NATIVE_PROTOCOLS = {"": (6, 17), "ANY": tuple(PROTOCOLS.values())} | {
 
 
 def _native_ports(value: object) -> tuple[PortRange, ...]:
-    return _ports_of(str(value) if isinstance(value, int | str) else "")
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return _ports_of(str(value))
+    raise ValueError(f"expected {_A_PORT}")
 
 
 @lru_cache(1024)
@@ -142,7 +150,7 @@ def _ports_of(text: str) -> tuple[PortRange, ...]:
     """Return what 443, 443/TCP or 8000-8010/udp opens; without a protocol TCP and UDP."""
     found = _PORTS(text)
     if not found:
-        raise ValueError(f"{text!r} is not a port: expected 443, 443/TCP or 8000-8010/TCP")
+        raise ValueError(f"{text!r} is not a port: expected {_A_PORT}")
     first, last = decimal(found[1]), decimal(found[2] or found[1])
     numbers = _NATIVE_PROTOCOLS.get((found[3] or "").upper())
     if numbers is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from ipaddress import ip_network
 from typing import TypeAlias
 
 from dnsproxy.names import labels
@@ -32,6 +33,9 @@ _LEGAL = re.compile(r"[-A-Za-z0-9_.*]+").fullmatch
 _STARS = re.compile(r"\*+")
 _STARS_ALONE = re.compile(r"\*+\.").fullmatch
 _STARS_IN_FRONT = re.compile(r"^\*\*+\.")
+_URL = re.compile(r"[A-Za-z][-+.A-Za-z0-9]*://(?:[^/@]*@)?(\[[^]]*\]|[^/:]*)").match
+_BRACKETED = re.compile(r"\[([^]]*)\](?::\d+)?").fullmatch
+_WITH_PORT = re.compile(r"([^:]+):\w*").fullmatch
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,29 @@ def fits(pieces: Pieces, label: bytes) -> bool:
 # --- text to pattern
 
 
+def mistaken(text: str, *, port: bool = False) -> str | None:
+    """Return a sentence about what was written for a name and is none; `port`: a port may stand behind it."""
+    if url := _URL(text):
+        return f"{text!r} is a URL: write the name alone, {url[1] or 'such as github.com'}"
+    if _is_address(text):
+        return f"{text!r} is an address, not a name: addresses stand in firewall rules"
+    if not port and (found := _WITH_PORT(text)):
+        return f"{text!r} is a name and a port: write the name alone, {found[1]}"
+    return None
+
+
+def _is_address(text: str) -> bool:
+    """Tell whether a text is an address or a prefix, perhaps in brackets or with a port behind."""
+    bracketed = _BRACKETED(text)
+    host, colon, port = text.partition(":")
+    bare = bracketed[1] if bracketed else host if colon and port.isdigit() else text
+    try:
+        ip_network(bare.removesuffix("."), strict=False)
+    except ValueError:
+        return False
+    return not bare.isdigit()
+
+
 def match_name(text: str) -> Pattern:
     """Return the pattern of a matchName, which has no wildcards; ValueError is a sentence for a person."""
     if "*" in text:
@@ -112,8 +139,7 @@ def match_pattern(text: str) -> Pattern:
     if not text:
         raise ValueError("a name is missing here: the text is empty")
     if not _LEGAL(text):
-        odd = next(character for character in text if not _LEGAL(character))
-        raise ValueError(f"{text!r} has {odd!r}, which no name has: {_advice(text, odd)}")
+        raise ValueError(mistaken(text) or _odd(text))
     if len(text) > MAX_PATTERN:
         raise ValueError(f"{text[:40]!r}... has {len(text)} characters; a name has at most {MAX_PATTERN}")
     if text != "." and (text.startswith(".") or ".." in text):
@@ -129,6 +155,11 @@ def _canonical(text: str) -> str:
         return "*"
     tail = _STARS_IN_FRONT.sub("", whole)
     return ("**." if tail != whole else "") + _STARS.sub("*", tail)
+
+
+def _odd(text: str) -> str:
+    odd = next(character for character in text if not _LEGAL(character))
+    return f"{text!r} has {odd!r}, which no name has: {_advice(text, odd)}"
 
 
 _STAR_ADVICE = (

@@ -302,6 +302,13 @@ class Policy:
             scope = self.memory.put(self._scopes, key, _Scope(self, *key))
         return scope
 
+    def exact_names(self, endpoint: Endpoint) -> list[bytes]:
+        """Return the wire names without a star that an endpoint may both ask for and connect to, sorted."""
+        statements, view = self._groups[endpoint].statements, self.view(endpoint)
+        patterns = {pattern for each in statements for pattern, _ in each.connects if "*" not in pattern.text}
+        found = (names.from_text(pattern.text) for pattern in patterns)
+        return sorted(name for name in found if view.verdict(name).allowed)
+
     def retire(self) -> None:
         """Forget everything, when another policy has come into force.
 
@@ -309,6 +316,10 @@ class Policy:
         user, without a pass of Python's collector, which app.py keeps away from old objects.
         """
         self.memory.close()
+
+    def selecting(self, endpoint: Endpoint) -> Iterable[Statement]:
+        """Return the statements that select an endpoint, in the order of the documents."""
+        return self._groups[endpoint].statements
 
     def restricts(self, endpoint: Endpoint) -> bool:
         """Tell whether an endpoint may connect to nothing but what rules allow (default deny)."""
@@ -451,11 +462,17 @@ def _endpoint(model: EndpointDocument) -> Endpoint:
 def _claimed_twice(declared: Mapping[Endpoint, Object]) -> list[Problem]:
     return [
         declared[second].document.problem(
-            ("metadata", "name"),
+            _claimed_at(second, claim),
             f"{first.key} ({_place(declared[first])}) and {second.key} both claim {claim}",
         )
         for first, second, claim in conflicts(declared)
     ]
+
+
+def _claimed_at(endpoint: Endpoint, claim: str) -> tuple[str | int, ...]:
+    """Return where an endpoint's document claims a name or a prefix: prefixes stand in the order of addresses."""
+    places = {f"the prefix {prefix}": place for place, prefix in enumerate(endpoint.prefixes)}
+    return ("spec", "addresses", places[claim]) if claim in places else ("metadata", "name")
 
 
 def _named_twice(objects: Iterable[Object]) -> list[Problem]:

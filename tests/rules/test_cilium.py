@@ -132,7 +132,7 @@ def test_ports(entry, ranges):
         ('{port: ""}', "is neither a port number nor a service name"),
         ('{port: "٤"}', "is neither a port number nor a service name"),
         ('{port: "1", protocol: QUIC}', "ports[0].protocol: unknown protocol 'QUIC'"),
-        ('{port: "1", endPort: 65536}', "ports[0].endPort: should be less than or equal to 65535"),
+        ('{port: "1", endPort: 65536}', "ports[0].endPort: expected 65535 or less"),
         ('{protocol: TCP}', "ports[0].port: required, but missing"),
     ],
 )  # fmt: skip

@@ -321,6 +321,13 @@ def test_which_endpoints_are_restricted():
     assert strict.policy.restricts(strict.endpoint("ep9"))
 
 
+def test_the_statements_that_select_an_endpoint_come_in_the_order_of_the_documents():
+    world = World(native("a", "  allow: [a.test]"), cilium("b", SOFT + "  egress: [{}]", "{app: ep3}"))
+    found = {name: [each.place.file for each in world.policy.selecting(world.endpoint(name))]
+             for name in ("ep1", "ep3", "host")}  # fmt: skip
+    assert found == {"ep1": ["p0.yaml"], "ep3": ["p1.yaml"], "host": []}
+
+
 @pytest.mark.parametrize(
     "spec",
     ["  egress: [{}]", "  egress:\n  - toFQDNs: [{matchName: a.test}]", "  ingress: [{}]\n  egress: []",
@@ -634,13 +641,13 @@ def test_every_fault_of_every_file_is_told_at_once():
         "t2.yaml:1:7",
         "t3.yaml:7:11",
         "t3.yaml:7:18",
-        "t0.yaml:9:18",
+        "t0.yaml:10:20",
     ]
 
 
 def test_two_endpoints_with_one_prefix_are_an_error_that_names_both():
     (found,) = problems(ENDPOINTS.replace("10.0.0.9", "10.0.0.1"))
-    assert found.startswith("t0.yaml:14:18: metadata.name: default/ep1 (t0.yaml:2) and other/ep9")
+    assert found.startswith("t0.yaml:15:20: spec.addresses[0]: default/ep1 (t0.yaml:2) and other/ep9")
     assert found.endswith(" both claim the prefix 10.0.0.1/32")
 
 
