@@ -470,7 +470,7 @@ def _claimed_twice(declared: Mapping[Endpoint, Object]) -> list[Problem]:
 
 
 def _claimed_at(endpoint: Endpoint, claim: str) -> tuple[str | int, ...]:
-    """Return where an endpoint's document claims a name or a prefix: prefixes stand in the order of addresses."""
+    """Return where the document claims a name or a prefix: prefixes stand in the order of addresses."""
     places = {f"the prefix {prefix}": place for place, prefix in enumerate(endpoint.prefixes)}
     return ("spec", "addresses", places[claim]) if claim in places else ("metadata", "name")
 
