@@ -19,11 +19,13 @@ expiry falls in.
 next collection, the earliest leases first; above twice that it is trimmed at once. Above `max_names`, or
 PAIRS_PER_NAME times as many pairs, the name whose schedule is nearest makes room for the new one. What
 leaves in these ways, or by force, waits for the next `collect`, which reports it with the rest. The
-waiting room has a bound too; pairs that did not fit in are counted as `unreported`, and whoever mirrors
-the cache must then read it again.
+waiting room has a bound too, and `pressing` tells when it is half full. In a full one those that have waited
+longest make room, as they would among zombies; they are counted as `unreported`, and whoever mirrors the
+cache must then read it again.
 
-The reverse map holds the name itself where an address serves one name, as most do, and a set of names
-otherwise: 160,000 names on one address cost one set operation each to remove.
+*Walks.* Many a task has to see all names and may hold up answers at no time. `walk` may be interrupted
+anywhere: the names also stand in a list, the last of which takes the place of one that leaves, and the walk
+goes from the end to the beginning. So whatever moves moves to where the walk has yet to come, or was.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from math import floor
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 HORIZON: Final = 3600  # seconds; no name waits longer than this to be looked at, which bounds the buckets
 UNLIMITED: Final = 4096  # addresses kept of one name where no limit is set: as many as one answer can hold
@@ -86,23 +88,65 @@ class Collected(NamedTuple):
     unreported: int
 
 
+class Reverse(dict[bytes, "bytes | set[bytes]"]):
+    """A map to one value or several. A lone value, the common case, is held as it is, others in a set.
+
+    160,000 names on one address cost one set operation each to remove.
+    """
+
+    __slots__ = ()
+
+    def of(self, key: bytes) -> Collection[bytes]:
+        """Return the values, in no order and not copied: not to be kept."""
+        values = self.get(key, ())
+        return (values,) if isinstance(values, bytes) else values
+
+    def is_shared(self, key: bytes) -> bool:
+        """Tell whether there is more than one value."""
+        return isinstance(self.get(key), set)
+
+    def link(self, key: bytes, value: bytes) -> None:
+        """Add a value that the key may have already."""
+        values = self.get(key)
+        if values is None:
+            self[key] = value
+        elif isinstance(values, set):
+            values.add(value)
+        elif values != value:
+            self[key] = {values, value}
+
+    def unlink(self, key: bytes, value: bytes) -> None:
+        """Remove a value that the key has."""
+        values = self[key]
+        if isinstance(values, bytes):
+            del self[key]
+            return
+        values.discard(value)
+        if len(values) == 1:
+            self[key] = values.pop()
+
+
 class _Held(dict[bytes, Lookup]):
-    """The addresses of one name, and the second of the bucket that the name stands in."""
+    """The addresses of one name, the second of the bucket that it stands in, and its place in the list."""
 
-    __slots__ = ("due", "name")
+    __slots__ = ("due", "name", "place")
 
-    def __init__(self, name: bytes, due: int) -> None:
+    def __init__(self, name: bytes, due: int, place: int) -> None:
         self.name = name
         self.due = due
+        self.place = place
 
 
+_NOTHING: Final[dict[bytes, Lookup]] = {}
 _new_tuple = tuple.__new__
 
 
 class LookupCache:
     """The lookups of one endpoint, or of all (`expires=False`: time removes nothing).
 
-    `minimum_ttl` seconds; `addresses_per_name` 0 means that only the hard bound applies.
+    `minimum_ttl` seconds; `addresses_per_name` 0 means that only the hard bound applies. `changed`, if not
+    None, collects the names whose pairs or leases have changed since somebody last emptied it; `overrun` says
+    that some were lost from it.
     """
 
     def __init__(
@@ -111,11 +155,14 @@ class LookupCache:
         self.minimum_ttl = minimum_ttl
         self.max_names = max_names
         self.pairs = 0
+        self.changed: set[bytes] | None = None
+        self.overrun = False
         self._limit = addresses_per_name or UNLIMITED
         self._marks = addresses_per_name > 0
         self._expires = expires
         self._forward: dict[bytes, _Held] = {}
-        self._reverse: dict[bytes, bytes | set[bytes]] = {}
+        self._list: list[_Held] = []  # the values of _forward, in no order
+        self._reverse = Reverse()
         self._buckets: dict[int, dict[bytes, None]] = {}
         self._seconds: list[int] = []  # a heap of exactly the keys of _buckets
         self._above: dict[bytes, None] = {}  # names seen above the limit since the last collection
@@ -138,6 +185,8 @@ class LookupCache:
                 return self._learn(name, addresses, lookup)
             if known < lookup:
                 held[address] = lookup
+        if self.changed is not None:
+            self.changed.add(held.name)
         return ()
 
     def load(self, records: Iterable[Record]) -> None:
@@ -156,7 +205,8 @@ class LookupCache:
         held = self._forward.get(name)
         due = _second_after(lookup.expiry, lookup.looked_up)
         if held is None:
-            held = self._forward[name] = _Held(name, due)
+            held = self._forward[name] = _Held(name, due, len(self._list))
+            self._list.append(held)
             self._schedule(held, due)
         elif due < held.due:
             self._unschedule(held)
@@ -165,11 +215,12 @@ class LookupCache:
         for address in addresses:
             known = held.get(address)
             if known is None:
-                self._link(address, held.name)
+                self._reverse.link(address, held.name)
                 new.append(address)
             if known is None or known < lookup:
                 held[address] = lookup
         self.pairs += len(new)
+        self._note(name)
         self._bound_addresses(held)
         return tuple(new)
 
@@ -193,14 +244,17 @@ class LookupCache:
         held = self._forward.get(name)
         return None if held is None else held.get(address)
 
+    def holds(self, name: bytes, address: bytes) -> bool:
+        """Tell whether a pair is here."""
+        return address in self._forward.get(name, ())
+
     def names(self, address: bytes) -> list[bytes]:
         """Return the names of an address, sorted."""
         return sorted(self.holders(address))
 
-    def holders(self, address: bytes) -> Iterable[bytes]:
+    def holders(self, address: bytes) -> Collection[bytes]:
         """Return the names of an address, in no order and not copied: not to be kept."""
-        names = self._reverse.get(address, ())
-        return (names,) if isinstance(names, bytes) else names
+        return self._reverse.of(address)
 
     def matching(self, predicate: Callable[[bytes], bool]) -> list[bytes]:
         """Return the names for which the predicate holds."""
@@ -216,14 +270,23 @@ class LookupCache:
             for address, lookup in held.items():
                 yield name, address, lookup
 
+    def walk(self) -> Iterator[bytes]:
+        """Walk over the names, which may come and go meanwhile; one that stays comes once or more often."""
+        at = len(self._list)
+        while (at := min(at, len(self._list)) - 1) >= 0:
+            yield self._list[at].name
+
     def records(self) -> Iterator[Record]:
-        """Walk over all lookups, each once with all its addresses."""
-        for name, held in self._forward.items():
-            shared: dict[Lookup, list[bytes]] = {}
-            for address, lookup in held.items():
-                shared.setdefault(lookup, []).append(address)
-            for lookup, addresses in shared.items():
-                yield Record(name, lookup, tuple(addresses))
+        """Walk over all lookups, as `walk` does, each with all its addresses."""
+        for name in self.walk():
+            yield from self.records_of(name)
+
+    def records_of(self, name: bytes) -> list[Record]:
+        """Return the lookups of a name."""
+        shared: dict[Lookup, list[bytes]] = {}
+        for address, lookup in self._forward.get(name, _NOTHING).items():
+            shared.setdefault(lookup, []).append(address)
+        return [Record(name, lookup, tuple(addresses)) for lookup, addresses in shared.items()]
 
     # Leaving
 
@@ -260,10 +323,17 @@ class LookupCache:
         """Force out what was looked up before a time, of these names; return those that lost something."""
         return [name for name in names if name in self._forward and self._force(name, before)]
 
-    def replace(self, name: bytes, addresses: Iterable[bytes], sources: Iterable[LookupCache]) -> list[bytes]:
+    def replace(
+        self,
+        name: bytes,
+        addresses: Iterable[bytes],
+        sources: Iterable[LookupCache],
+        kept: Container[bytes] = (),
+    ) -> list[bytes]:
         """Make these pairs what `sources` know of them; return the addresses that thereby left.
 
-        No pair is introduced: an address that the name does not have here is passed over.
+        No pair is introduced: an address that the name does not have here is passed over. One that no source
+        knows stays as it is if it is among `kept`.
         """
         held = self._forward.get(name)
         if held is None:
@@ -276,9 +346,10 @@ class LookupCache:
                 lookups = [found[address] for found in known if address in found]
                 if lookups:
                     held[address] = max(lookups)
-                else:
+                elif address not in kept:
                     self._remove(held, address)
                     left.append(address)
+        self._note(name)
         self._bring_forward(held)
         return left
 
@@ -321,12 +392,25 @@ class LookupCache:
 
     def _remove(self, held: _Held, address: bytes) -> Lookup:
         self.pairs -= 1
-        self._unlink(address, held.name)
+        self._reverse.unlink(address, held.name)
+        self._note(held.name)
         return held.pop(address)
 
     def _discard(self, held: _Held) -> None:
         del self._forward[held.name]
         self._above.pop(held.name, None)
+        last = self._list.pop()
+        if last is not held:
+            self._list[held.place] = last
+            last.place = held.place
+
+    def _note(self, name: bytes) -> None:
+        if self.changed is None:
+            return
+        if len(self.changed) > 4 * self.max_names:
+            self.changed.clear()
+            self.overrun = True
+        self.changed.add(name)
 
     # Bounds
 
@@ -358,29 +442,16 @@ class LookupCache:
         return self._nearest()
 
     def _leave(self, removed: list[Removed]) -> None:
-        room = max(0, self.max_names - len(self._left))
-        self._left.extend(removed[:room])
-        self._unreported += len(removed[room:])
+        self._left.extend(removed)
+        surplus = min(len(removed), len(self._left) - self.max_names)  # what was forced out is never surplus
+        for _ in range(surplus):
+            self._left.popleft()
+            self._unreported += 1
 
-    # The reverse map
-
-    def _link(self, address: bytes, name: bytes) -> None:
-        names = self._reverse.get(address)
-        if names is None:
-            self._reverse[address] = name
-        elif isinstance(names, bytes):
-            self._reverse[address] = {names, name}
-        else:
-            names.add(name)
-
-    def _unlink(self, address: bytes, name: bytes) -> None:
-        names = self._reverse[address]
-        if isinstance(names, bytes):
-            del self._reverse[address]
-            return
-        names.discard(name)
-        if len(names) == 1:
-            self._reverse[address] = names.pop()
+    @property
+    def pressing(self) -> bool:
+        """Whether so much waits to be reported that a collection should come early."""
+        return 2 * len(self._left) > self.max_names
 
     # The schedule
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dnsproxy.cache.gc import BUDGET, Caches, Collector
+from dnsproxy.cache.zombies import Gone
 from dnsproxy.names import from_text
 
 DEEP = bool(os.environ.get("DNSPROXY_DEEP"))
@@ -70,7 +71,7 @@ def test_a_name_of_many_addresses_leaves_whole():
     assert run(Collector(these), 11.0, budget=20) == ({"one": expected}, expected)
 
 
-def test_a_step_tells_why_a_pair_left():
+def test_without_zombies_a_pair_that_leaves_the_cache_is_gone_and_remembered():
     these = caches(addresses_per_name=1)
     observe(these, "one", A, (ONE,), 10, 0.0)
     observe(these, "one", B, (ONE,), 60, 0.0)
@@ -78,11 +79,10 @@ def test_a_step_tells_why_a_pair_left():
     observe(these, "one", C, (ONE,), 60, 0.0)
     these.of("one").expire(1.0, [C])
     step = Collector(these).step(11.0)
-    assert {(p.name, p.address, p.cause) for p in step.removed["one"]} == {
-        (A, ONE, "ttl"),
-        (B, ONE, "limit"),
-        (C, ONE, "forced"),
-    }
+    assert set(step.removed["one"]) == {Gone(A, ONE, "off"), Gone(B, ONE, "off"), Gone(C, ONE, "off")}
+    [(address, departed)] = these.zombies["one"].departed.items()
+    assert (address, departed.when, set(departed.names), departed.cause) == (ONE, 11.0, {A, B, C}, "off")
+    assert (these.zombies["one"].evicted, len(these.zombies["one"])) == (0, 0)
 
 
 def test_a_pair_stays_global_until_the_last_endpoint_loses_it():
@@ -157,7 +157,8 @@ def test_a_pair_learned_again_in_the_middle_of_a_round_stays_global():
     for name in (A, B, C):
         observe(these, "one", name, (ONE,), 10, 0.0)
     collector = Collector(these)
-    step = collector.step(11.0, budget=1)
+    while not (step := collector.step(11.0, budget=1)).removed:
+        pass
     assert {pair.name for pair in step.removed["one"]} == {A, B, C}
     observe(these, "one", B, (ONE,), 60, 11.0)
     assert run(collector, 11.0) == ({}, {(A, ONE), (C, ONE)})
