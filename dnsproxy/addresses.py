@@ -95,5 +95,10 @@ def to_text(address: bytes) -> str:
     return str(_parsed(address))
 
 
+def with_port(host: str, port: int) -> str:
+    """Return an address in text and a port as people write them: `192.0.2.1:53`, `[2001:db8::1]:53`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _parsed(address: bytes) -> IPv4Address | IPv6Address:
     return IPv4Address(address) if len(address) == 4 else IPv6Address(address)

@@ -130,6 +130,11 @@ def test_what_is_no_address_is_a_value_error(text):
         from_text(text)
 
 
+def test_an_address_with_a_port_is_written_as_people_write_it():
+    assert addresses.with_port("192.0.2.1", 53) == "192.0.2.1:53"
+    assert addresses.with_port("2001:db8::1", 53) == "[2001:db8::1]:53"
+
+
 @given(packed, st.lists(st.sampled_from(NON_PUBLIC), max_size=4))
 def test_inside_is_membership_of_one_network(address, networks):
     parsed = IPv4Address(address) if len(address) == 4 else IPv6Address(address)

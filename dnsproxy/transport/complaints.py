@@ -16,14 +16,12 @@ class Complaints:
     """
 
     def __init__(self, where: str) -> None:
-        self.total = 0
         self._where = where
         self._next: dict[str, float] = {}
         self._silent: dict[str, int] = {}
 
     def note(self, kind: str, now: float, error: BaseException | None = None) -> None:
-        """Log one occurrence, with its traceback, or only count it."""
-        self.total += 1
+        """Log one occurrence, with its traceback if it has one, or only remember that there was one."""
         if now < self._next.get(kind, now):
             self._silent[kind] = self._silent.get(kind, 0) + 1
             return

@@ -7,18 +7,16 @@ import socket
 from contextlib import suppress
 from typing import Any, Final
 
+from dnsproxy.addresses import with_port
 from dnsproxy.errors import DnsproxyError, NetworkError, RightsError
 
 SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; needs CAP_NET_ADMIN and may exceed net.core.rmem_max
 BUFFER: Final = 4 * 1024 * 1024  # octets; a burst of some thousand datagrams waits here, not at the client
 
+LARGEST_QUERY: Final = 4_096  # octets, over UDP and TCP; a query is a name and an OPT record
+
 _PROTOCOLS: Final = {socket.SOCK_DGRAM: "UDP", socket.SOCK_STREAM: "TCP"}
 _TOOLS: Final = {socket.SOCK_DGRAM: "ss -lunp", socket.SOCK_STREAM: "ss -ltnp"}
-
-
-def place(host: str, port: int) -> str:
-    """Return an address and port as people write them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.AddressFamily, Any]:
@@ -27,7 +25,7 @@ def resolve(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.Addre
         found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
     except socket.gaierror as error:
         raise NetworkError(
-            f"{place(host, port)}: {host!r} is not an IP address of this host's kind ({error.strerror})"
+            f"{with_port(host, port)}: {host!r} is not an IP address of this host's kind ({error.strerror})"
         ) from error
     family, _, _, _, address = found[0]
     return family, address
@@ -57,7 +55,7 @@ def bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def _refusal(host: str, port: int, kind: socket.SocketKind, error: OSError) -> DnsproxyError:
-    where = f"{_PROTOCOLS[kind]} {place(host, port)}"
+    where = f"{_PROTOCOLS[kind]} {with_port(host, port)}"
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     match error.errno:
         case errno.EADDRINUSE:

@@ -16,10 +16,10 @@ import socket
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from dnsproxy.addresses import unmapped
+from dnsproxy.addresses import unmapped, with_port
 from dnsproxy.transport.complaints import Complaints
 from dnsproxy.transport.mmsg import BATCH, Receiver, Sender, layout_of
-from dnsproxy.transport.sockets import bound, enlarge, place
+from dnsproxy.transport.sockets import LARGEST_QUERY, bound, enlarge
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 4  # batches per turn, then others get theirs; the socket is still readable if more is there
 QUEUE: Final = 8_192  # datagrams that wait for one socket to be writable
-LARGEST_QUERY: Final = 4_096  # octets; a query is a name and an OPT record
+SENDING: Final = (
+    "sent",
+    "dropped",  # not sent: the queue was full
+    "refused",  # not sent: the kernel would not
+)
+COUNTS: Final = (
+    *SENDING,
+    "oversize",  # larger than any query
+    "portless",  # came from port 0, which nobody can answer
+    "errors",  # datagrams that raised an exception of ours
+)
 _LATER: Final = (-errno.EAGAIN, -errno.EINTR)
 _NO_PORT: Final = b"\x00\x00"
 
@@ -38,9 +48,17 @@ class Datagrams(ABC):
     """One UDP socket: batches in, batches out. It is a Sink; what arrives goes to `take`."""
 
     def __init__(
-        self, sock: socket.socket, receiver: Receiver, sender: Sender, loop: asyncio.AbstractEventLoop
+        self,
+        sock: socket.socket,
+        receiver: Receiver,
+        sender: Sender,
+        loop: asyncio.AbstractEventLoop,
+        counts: dict[str, int],
     ) -> None:
-        """Own a non-blocking socket; `receiver` and `sender` may serve others of its layout too."""
+        """Own a non-blocking socket; `receiver` and `sender` may serve others of its layout too.
+
+        `counts` has at least the keys `SENDING`, and others may count there as well.
+        """
         self._sock = sock
         self._fd = sock.fileno()
         self._receiver = receiver
@@ -49,10 +67,9 @@ class Datagrams(ABC):
         self._wires: list[bytes] = []
         self._peers: list[bytes] = []
         self._blocked = False
-        self._drained = False
-        self.sent = 0
-        self.dropped = 0  # not sent: the queue was full
-        self.refused = 0  # not sent: the kernel would not
+        self._paused = False
+        self.counts = counts
+        self.used = False  # something was sent
         loop.add_reader(self._fd, self._readable)
 
     @abstractmethod
@@ -69,14 +86,14 @@ class Datagrams(ABC):
         if not wires:
             self._loop.call_soon(self._flush)
         elif len(wires) >= QUEUE:
-            self.dropped += 1
+            self.counts["dropped"] += 1
             return
         wires.append(wire)
         self._peers.append(peer)
 
-    def drain(self) -> None:
-        """Take nothing more; what is sent still leaves."""
-        self._drained = True
+    def pause(self) -> None:
+        """Receive nothing more; what is sent still leaves, and what waits is there for whoever reads next."""
+        self._paused = True
         self._loop.remove_reader(self._fd)
 
     def close(self) -> None:
@@ -84,7 +101,7 @@ class Datagrams(ABC):
         if self._fd < 0:
             return
         self._flush()
-        self.drain()
+        self.pause()
         self._loop.remove_writer(self._fd)
         self._fd = -1
         self._blocked = False
@@ -94,7 +111,7 @@ class Datagrams(ABC):
 
     def _readable(self) -> None:
         for _ in range(ROUNDS):
-            if self._fd < 0:
+            if self._fd < 0 or self._paused:
                 return
             try:
                 wires = self._receiver.receive(self._fd)
@@ -108,7 +125,7 @@ class Datagrams(ABC):
 
     def _watch(self) -> None:
         """Watch the socket anew: uvloop forgets reader and writer of a descriptor that reported an error."""
-        if self._fd >= 0 and not self._drained:
+        if self._fd >= 0 and not self._paused:
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
             self._loop.add_reader(self._fd, self._readable)
@@ -124,13 +141,14 @@ class Datagrams(ABC):
             sent = self._sender.send(self._fd, wires[at : at + BATCH], peers[at : at + BATCH])
             if sent > 0:
                 at += sent
-                self.sent += sent
+                self.used = True
+                self.counts["sent"] += sent
             elif sent in _LATER:
                 self._wires[:0], self._peers[:0] = wires[at:], peers[at:]
                 break
             else:
                 at += 1
-                self.refused += 1
+                self.counts["refused"] += 1
                 self.trouble(-sent)
         self._await_room()
 
@@ -150,25 +168,19 @@ class UdpListener(Datagrams):
 
     def __init__(self, sock: socket.socket, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
         """Serve a bound, non-blocking socket of either family, dual-stack ones included."""
+        enlarge(sock)
         layout = layout_of(sock)
         self._exchange = exchange
         self._address = layout.address
-        self._complaints = Complaints(f"UDP {place(*sock.getsockname()[:2])}")
-        self.portless = 0  # came from port 0, which nobody can answer
-        super().__init__(sock, Receiver(LARGEST_QUERY, layout), Sender(layout), loop)
+        self._complaints = Complaints(f"UDP {with_port(*sock.getsockname()[:2])}")
+        counts = dict.fromkeys(COUNTS, 0)
+        super().__init__(sock, Receiver(LARGEST_QUERY, layout), Sender(layout), loop, counts)
 
-    @property
-    def errors(self) -> int:
-        """Datagrams that raised an exception of ours."""
-        return self._complaints.total
-
-    @property
-    def oversize(self) -> int:
-        """Datagrams larger than any query; they came to nothing."""
-        return self._receiver.oversize
+    drain = Datagrams.pause
 
     def take(self, wires: Sequence[bytes], now: float) -> None:
         """Ask the exchange about each datagram and do what it says."""
+        self.counts["oversize"] = self._receiver.oversize
         self.ask(zip(wires, self._receiver.peers(len(wires)), strict=True), now)
 
     def ask(self, datagrams: Iterable[tuple[bytes, bytes]], now: float) -> None:
@@ -176,7 +188,7 @@ class UdpListener(Datagrams):
         query, address = self._exchange.query, self._address
         for wire, peer in datagrams:
             if peer[2:4] == _NO_PORT:
-                self.portless += 1
+                self.counts["portless"] += 1
                 continue
             try:
                 action = query(wire, unmapped(peer[address]), self, peer, now, stream=False)
@@ -184,6 +196,7 @@ class UdpListener(Datagrams):
                     sink, reply, to = action
                     sink.send(reply, to)
             except Exception as error:
+                self.counts["errors"] += 1
                 self._complaints.note(type(error).__name__, now, error)
 
     def trouble(self, code: int) -> None:
@@ -192,6 +205,4 @@ class UdpListener(Datagrams):
 
 def open_udp(host: str, port: int) -> socket.socket:
     """Return a socket for a UdpListener; NetworkError or RightsError where that cannot be."""
-    sock = bound(host, port, socket.SOCK_DGRAM)
-    enlarge(sock)
-    return sock
+    return bound(host, port, socket.SOCK_DGRAM)

@@ -6,9 +6,10 @@ opened when the first query needs it and again after it closed.
 
 Sockets are replaced while in use. Someone who cannot see our packets has to guess source port and ID to
 forge an answer (RFC 5452), and a port can be found from outside within a minute or so by counting ICMP
-errors. A port that lives `ROTATE` seconds is gone by then. It also ends what is stuck: a socket keeps the
-source address it got when it was connected, and a NAT box the mapping. A replaced socket takes no new query
-but listens until those in flight on it are answered, or `DRAIN` seconds.
+errors. A port that lives `ROTATE` seconds is gone by then, and one that hears too much of what we never asked
+goes with the next tick. It also ends what is stuck: a socket keeps the source address it got when it was
+connected, and a NAT box the mapping. A replaced socket takes no new query but listens until those in flight
+on it are answered, or `DRAIN` seconds. A stream that brings too much of what we never asked is closed.
 
 What cannot be opened is no error: there may be no route yet. It is tried again, with a growing pause.
 """
@@ -28,7 +29,7 @@ from dnsproxy.transport.complaints import Complaints
 from dnsproxy.transport.mmsg import CONNECTED, LARGEST, Receiver, Sender
 from dnsproxy.transport.sockets import enlarge, resolve
 from dnsproxy.transport.tcp import Frames, framed
-from dnsproxy.transport.udp import Datagrams
+from dnsproxy.transport.udp import SENDING, Datagrams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -46,6 +47,15 @@ CONNECT: Final = 2.0  # seconds for a TCP handshake
 IDLE: Final = 10.0  # seconds until we close an unused stream; firewalls on the way forget it without a word
 UNACKNOWLEDGED: Final = 5_000  # milliseconds until the kernel gives up a stream that nobody acknowledges
 UNSENT: Final = 1024 * 1024  # octets that wait for a stream
+STRAYS: Final = 100  # by so many what fits no query may outnumber the answers; late answers fit none either
+
+COUNTS: Final = (
+    *SENDING,
+    "rotated",  # sockets replaced
+    "unopened",  # sockets that could not be opened
+    "flooded",  # streams closed for what they brought
+    "errors",  # answers that raised an exception of ours
+)
 
 SO_MARK: Final = 36  # asm-generic/socket.h; Linux only, and so are we
 
@@ -69,10 +79,14 @@ def _open(server: Server, kind: socket.SocketKind, mark: int) -> tuple[socket.so
 class _Judged:
     """A channel, and the exchange that is told what came over it."""
 
-    def __init__(self, channel: Channel, exchange: Exchange, complaints: Complaints) -> None:
+    def __init__(
+        self, channel: Channel, exchange: Exchange, complaints: Complaints, counts: dict[str, int]
+    ) -> None:
         self.channel = channel
+        self.strays = 0  # so many more than answers
         self._exchange = exchange
         self._complaints = complaints
+        self._counts = counts
 
     def came(self, wires: Iterable[bytes], now: float) -> None:
         """Give answers to the exchange and do what it says."""
@@ -80,10 +94,15 @@ class _Judged:
         for wire in wires:
             try:
                 action = answer(channel, wire, now)
-                if action is not None:
-                    sink, reply, peer = action
-                    sink.send(reply, peer)
+                if action is None:
+                    self.strays += 1
+                    continue
+                if self.strays:
+                    self.strays -= 1
+                sink, reply, peer = action
+                sink.send(reply, peer)
             except Exception as error:
+                self._counts["errors"] += 1
                 self._complaints.note(type(error).__name__, now, error)
 
     def lost(self, now: float) -> None:
@@ -105,13 +124,14 @@ class UpstreamSocket(Datagrams):
         receiver: Receiver,
         sender: Sender,
         loop: asyncio.AbstractEventLoop,
+        counts: dict[str, int],
     ) -> None:
         """Use a connected, non-blocking socket."""
         self.channel = Channel(server, self, stream=False)
         self.failed = False  # the network refused something; a new socket may fare better
         self.opened = loop.time()
-        self._judged = _Judged(self.channel, exchange, complaints)
-        super().__init__(sock, receiver, sender, loop)
+        self._judged = _Judged(self.channel, exchange, complaints, counts)
+        super().__init__(sock, receiver, sender, loop, counts)
 
     def take(self, wires: Sequence[bytes], now: float) -> None:
         """Give the answers to the exchange."""
@@ -125,7 +145,7 @@ class UpstreamSocket(Datagrams):
 
     def stale(self, now: float) -> bool:
         """Tell whether it is time for another socket."""
-        return self.failed or (self.sent > 0 and now - self.opened >= ROTATE)
+        return self.failed or self._judged.strays >= STRAYS or (self.used and now - self.opened >= ROTATE)
 
 
 class UpstreamStream(asyncio.Protocol):
@@ -139,11 +159,12 @@ class UpstreamStream(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         mark: int,
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+        counts: dict[str, int],
     ) -> None:
         """`spawn` makes a task and holds it."""
         self.channel = Channel(server, self, stream=True)
-        self.dropped = 0  # not sent: too much was waiting
-        self._judged = _Judged(self.channel, exchange, complaints)
+        self._judged = _Judged(self.channel, exchange, complaints, counts)
+        self._counts = counts
         self._server = server
         self._loop = loop
         self._mark = mark
@@ -163,8 +184,10 @@ class UpstreamStream(asyncio.Protocol):
         transport = self._transport
         waiting = len(self._unsent) if transport is None else transport.get_write_buffer_size()
         if self._closed or waiting + len(frame) > UNSENT:
-            self.dropped += 1
-        elif transport is not None:
+            self._counts["dropped"] += 1
+            return
+        self._counts["sent"] += 1
+        if transport is not None:
             transport.write(frame)  # into the void if it is closing, and then it is lost like the rest
         else:
             self._unsent += frame
@@ -213,16 +236,20 @@ class UpstreamStream(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._task = None
         self._frames = Frames()
+        self._judged.strays = 0
         self._transport.write(bytes(self._unsent))
         self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
         """Give the answers that are complete now to the exchange."""
+        assert self._transport is not None
         self._frames.feed(data)
         try:
             self._judged.came(iter(self._frames.take, None), self._loop.time())
         except FormError:
-            assert self._transport is not None
+            self._transport.abort()
+        if self._judged.strays >= STRAYS:
+            self._counts["flooded"] += 1
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -272,23 +299,9 @@ class Upstreams:
         self._links: dict[Server, _Link] = {}
         self._draining: list[_Draining] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self.rotated = 0  # sockets replaced
-        self.unopened = 0  # sockets that could not be opened
-        self._dropped = 0
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.update(servers)
         self._timer = loop.call_later(TICK, self._tick)
-
-    @property
-    def dropped(self) -> int:
-        """Queries that were not sent because too much was waiting already."""
-        lines = [line for link in self._links.values() for line in link.lines()]
-        lines += [old for _, old in self._draining]
-        return self._dropped + sum(line.dropped for line in lines)
-
-    @property
-    def errors(self) -> int:
-        """Answers of the present servers that raised an exception of ours."""
-        return sum(link.complaints.total for link in self._links.values())
 
     def update(self, servers: Iterable[Server]) -> None:
         """Serve exactly these servers: open what is new, let go of the rest once its queries are answered."""
@@ -316,7 +329,6 @@ class Upstreams:
                 self._draining.append((until, old))
             else:
                 old.close()
-                self._dropped += old.dropped
 
     async def close(self) -> None:
         """Close everything; what is in flight stays unanswered."""
@@ -338,7 +350,9 @@ class Upstreams:
 
     def _link(self, server: Server) -> _Link:
         complaints = Complaints(f"upstream {server}")
-        stream = UpstreamStream(server, self._exchange, complaints, self._loop, self._mark, self._spawn)
+        stream = UpstreamStream(
+            server, self._exchange, complaints, self._loop, self._mark, self._spawn, self.counts
+        )
         server.tcp = stream.channel
         return _Link(stream, complaints)
 
@@ -356,7 +370,7 @@ class Upstreams:
             while len(link.sockets) < self._sockets:
                 self._add(link, self._connected(server, link))
         except (OSError, NetworkError) as error:
-            self.unopened += 1
+            self.counts["unopened"] += 1
             if link.pause == FIRST_PAUSE:
                 log.warning("upstream %s cannot be reached yet (%s); it is tried again", server, error)
             link.retry_at = now + link.pause
@@ -377,7 +391,7 @@ class Upstreams:
         link.sockets.remove(old)
         server.udp.remove(old.channel)
         self._draining.append((now + DRAIN, old))
-        self.rotated += 1
+        self.counts["rotated"] += 1
 
     def _add(self, link: _Link, new: UpstreamSocket) -> None:
         link.sockets.append(new)
@@ -392,5 +406,12 @@ class Upstreams:
             sock.close()
             raise
         return UpstreamSocket(
-            sock, server, self._exchange, link.complaints, self._receiver, self._sender, self._loop
+            sock,
+            server,
+            self._exchange,
+            link.complaints,
+            self._receiver,
+            self._sender,
+            self._loop,
+            self.counts,
         )

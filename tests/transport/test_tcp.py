@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
+import resource
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,19 @@ from hypothesis import strategies as st
 from transport_fakes import Echo, Later, TcpClient, message, reply_to, soon, until
 
 from dnsproxy.errors import FormError, NetworkError
-from dnsproxy.transport.tcp import HEADER, Frames, Streams, TcpListener, framed, open_tcp
+from dnsproxy.transport import tcp
+from dnsproxy.transport.sockets import LARGEST_QUERY
+from dnsproxy.transport.tcp import (
+    CHOKED,
+    HEADER,
+    ROOM,
+    UNFETCHED,
+    Frames,
+    Streams,
+    TcpListener,
+    framed,
+    open_tcp,
+)
 
 LOCAL = bytes((127, 0, 0, 1))
 
@@ -28,7 +43,8 @@ async def listening(exchange, host="127.0.0.1", **limits):
         listener.close()
         await until(lambda: not listener.connections)
         assert listener.streams.open == 0
-        assert listener.streams._clients == {}
+        assert not listener.streams._clients
+        assert not listener._tasks
 
 
 @asynccontextmanager
@@ -73,6 +89,14 @@ def test_a_length_that_no_message_has_is_an_error_once_it_is_read(length):
     assert everything(frames) == [message(1)]
     frames.feed(length.to_bytes(2, "big")[1:])
     with pytest.raises(FormError, match=f"{length} octets"):
+        frames.take()
+
+
+def test_a_message_above_the_limit_is_an_error_as_soon_as_its_length_is_read():
+    frames = Frames(100)
+    frames.feed(framed(message(1, 100)) + b"\x00\x65")
+    assert frames.take() == message(1, 100)
+    with pytest.raises(FormError, match="101 octets in a stream, more than 100"):
         frames.take()
 
 
@@ -138,12 +162,28 @@ async def test_a_query_that_comes_octet_by_octet_is_one_query():
     assert [wire for wire, _, _ in exchange.asked] == wires
 
 
+class Large(Echo):
+    """Answers with messages of another size."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def query(self, wire, source, sink, peer, now, *, stream):
+        super().query(wire, source, sink, peer, now, stream=stream)
+        return sink, large(wire, self.size), peer
+
+
+def large(wire, size):
+    return reply_to(wire)[:12] + bytes(size - 12)
+
+
 async def test_the_largest_messages_pass_in_both_directions():
-    wire = message(1, 65_535)
-    async with listening(Echo()) as (_, port), clients(port) as (client,):
+    wire = message(1, LARGEST_QUERY)
+    async with listening(Large(65_535)) as (_, port), clients(port) as (client,):
         client.send(wire, wire)
-        assert await client.receive() == reply_to(wire)
-        assert await client.receive() == reply_to(wire)
+        assert await client.receive() == large(wire, 65_535)
+        assert await client.receive() == large(wire, 65_535)
 
 
 @pytest.mark.parametrize("in_flight", [128, 16, 1])
@@ -183,7 +223,7 @@ async def test_an_exception_costs_only_its_own_query(caplog):
     async with listening(Echo(), in_flight=2) as (listener, port), clients(port) as (client,):
         client.send(*(b"!!" + bytes(20) for _ in range(50)), message(1))
         assert await client.receive() == reply_to(message(1))
-        assert listener.errors == 50
+        assert listener.counts["errors"] == 50
     assert len(caplog.records) == 1
 
 
@@ -249,7 +289,7 @@ async def test_a_frame_that_is_no_message_ends_its_connection_and_no_other(frame
         assert await good.receive() == reply_to(message(1))
         good.send(message(3))
         assert await good.receive() == reply_to(message(3))
-        assert listener.malformed == 1
+        assert listener.counts["malformed"] == 1
 
 
 async def test_garbage_hurts_nobody_else():
@@ -274,7 +314,7 @@ async def test_one_client_may_have_so_many_connections_and_others_still_get_in()
             await client.receive()
         async with clients(port) as (third,):
             assert await third.ended()
-        assert listener.streams.turned_away == 1
+        assert listener.counts["turned_away"] == 1
         async with clients(port, source="127.0.0.2") as (other,):
             other.send(message(2))
             assert await other.receive() == reply_to(message(2))
@@ -286,17 +326,179 @@ async def test_one_client_may_have_so_many_connections_and_others_still_get_in()
 
 
 async def test_all_clients_together_may_have_so_many_connections_over_all_listeners():
-    exchange, loop = Echo(), asyncio.get_running_loop()
+    exchange, loop = Later(), asyncio.get_running_loop()
     async with listening(exchange, connections=3) as (listener, port):
         second = TcpListener(open_tcp("127.0.0.1", 0), exchange, loop, listener.streams)
         other_port = second._sock.getsockname()[1]
         await second.start()
-        async with clients(port, 2), clients(other_port, source="127.0.0.3"):
-            await until(lambda: listener.streams.open == 3)
+        async with clients(port, 2) as two, clients(other_port, source="127.0.0.3") as one:
+            for client in (*one, *two):
+                client.send(message(1))
+            await until(lambda: exchange.asked == 3)
             async with clients(other_port, source="127.0.0.4") as (late,):
                 assert await late.ended()
         second.close()
         await until(lambda: not second.connections)
+
+
+def home(address):
+    """Those of 127.0.0.0/24 are one endpoint, those of 127.0.1.0/24 another, and the rest are strangers."""
+    return {0: "default/zero", 1: "default/one"}.get(address[2])
+
+
+async def test_a_client_is_an_endpoint_and_not_an_address():
+    async with (
+        listening(Echo(), per_client=2, owner=home) as (listener, port),
+        clients(port),
+        clients(port, source="127.0.0.2"),
+        clients(port, source="127.0.1.1"),
+    ):
+        async with clients(port, source="127.0.0.3") as (third,):
+            assert await third.ended()
+        assert listener.streams.open == 3
+        assert listener.counts["turned_away"] == 1
+
+
+async def test_all_strangers_are_one_client():
+    async with (
+        listening(Echo(), per_client=2, owner=home) as (listener, port),
+        clients(port, source="127.0.8.1"),
+        clients(port, source="127.0.8.2"),
+    ):
+        async with clients(port, source="127.0.8.3") as (third,):
+            assert await third.ended()
+        async with clients(port) as (known,):
+            known.send(message(1))
+            assert await known.receive() == reply_to(message(1))
+        assert listener.counts["turned_away"] == 1
+
+
+async def test_a_stranger_makes_room_before_anybody_else_and_then_who_is_idle_longest():
+    async with listening(Echo(), connections=3, owner=home) as (listener, port), clients(port, 2) as known:
+        for client in known:  # idle for longer than the stranger
+            client.send(message(1))
+            await client.receive()
+        async with (
+            clients(port, source="127.0.8.1") as (stranger,),
+            clients(port, source="127.0.1.1") as (late,),
+        ):
+            assert await stranger.ended()
+            late.send(message(2))
+            assert await late.receive() == reply_to(message(2))
+            loop = asyncio.get_running_loop()
+            now = loop.time()  # uvloop's clock goes by milliseconds
+            await until(lambda: loop.time() > now)
+            known[0].send(message(3))
+            await known[0].receive()
+            async with clients(port, source="127.0.1.2") as (later,):
+                assert await known[1].ended()
+                for client in (known[0], late, later):
+                    client.send(message(4))
+                    assert await client.receive() == reply_to(message(4))
+        assert listener.counts["evicted"] == 2
+        assert listener.counts["turned_away"] == 0
+
+
+async def test_a_stranger_takes_nobodys_place_and_a_query_in_flight_keeps_its_own():
+    exchange = Later()
+    async with (
+        listening(exchange, connections=2, owner=home) as (listener, port),
+        clients(port, 2) as known,
+    ):
+        await until(lambda: listener.streams.open == 2)
+        async with clients(port, source="127.0.8.1") as (stranger,):
+            assert await stranger.ended()
+        for client in known:
+            client.send(message(1))
+        await until(lambda: exchange.asked == 2)
+        async with clients(port, source="127.0.1.1") as (late,):
+            assert await late.ended()
+        assert (listener.counts["turned_away"], listener.counts["evicted"]) == (2, 0)
+
+
+@contextmanager
+def no_descriptors():
+    """Let the process have no further descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_without_descriptors_clients_wait_and_the_log_stays_short(monkeypatch, caplog):
+    monkeypatch.setattr(tcp, "REST", 0.01)
+    async with listening(Echo()) as (listener, port), clients(port, 2) as both:
+        await until(lambda: listener.streams.open == 2)
+        with socket.socket() as late:
+            late.setblocking(False)
+            with no_descriptors():
+                late.connect_ex(("127.0.0.1", port))
+                await until(lambda: listener.counts["unaccepted"] >= 3)
+                for client in both:
+                    client.send(message(1))
+                    assert await client.receive() == reply_to(message(1))
+            loop = asyncio.get_running_loop()
+            await soon(loop.sock_sendall(late, framed(message(2))))
+            assert await soon(loop.sock_recv(late, 100)) == framed(reply_to(message(2)))
+    assert len(caplog.records) == 1
+    assert "Too many open files" in caplog.text
+
+
+async def test_a_rest_for_want_of_descriptors_ends_with_a_pause():
+    async with listening(Echo()) as (listener, _):
+        listener._rest(OSError(errno.EMFILE, "made up"))
+        assert not asyncio.get_running_loop().remove_reader(listener._sock.fileno())
+        listener.pause()
+        assert listener._retry is None
+
+
+@pytest.mark.parametrize("size", [LARGEST_QUERY + 1, 65_535])
+async def test_a_query_larger_than_any_ends_its_connection_behind_the_answers(size):
+    exchange = Later()
+    async with listening(exchange) as (listener, port), clients(port) as (client,):
+        client.send(message(1), message(2, size), message(3))
+        await until(lambda: exchange.asked == 1)
+        exchange.release()
+        assert await client.receive() == reply_to(message(1))
+        assert await soon(client.reader.read()) == b""
+        assert exchange.asked == 1
+        assert listener.counts["malformed"] == 1
+
+
+async def test_what_is_read_and_not_yet_asked_is_bounded():
+    exchange = Later()
+    async with listening(exchange, in_flight=4) as (listener, port), clients(port) as (client,):
+        client.send(*(message(number, 4_000) for number in range(500)))
+        await until(lambda: exchange.asked == 4)
+        (connection,) = listener.connections
+        most = 0
+        while exchange.asked < 500:
+            await until(lambda: exchange.waiting)
+            exchange.release()
+            most = max(most, len(connection._frames._octets))
+        assert 0 < most <= ROOM + 2 + LARGEST_QUERY
+
+
+async def test_answers_in_flight_for_a_client_that_fetches_none_are_bounded():
+    exchange, largest = Later(), 65_535
+    async with listening(exchange) as (listener, port), clients(port) as (client,):
+        client.reader._transport.pause_reading()
+        client.send(*map(message, range(128)))
+        await until(lambda: exchange.asked == 128)
+        (connection,) = listener.connections
+        most = 0
+        while exchange.waiting:
+            sink, wire, peer = exchange.waiting.pop()
+            sink.send(large(wire, largest), peer)
+            most = max(most, connection._transport.get_write_buffer_size())
+            await asyncio.sleep(0)
+        assert CHOKED < most <= UNFETCHED
+        assert listener.counts["unfetched"] == 1
+        await until(lambda: not listener.connections)
 
 
 async def test_reading_stops_while_too_much_is_in_flight():
@@ -320,10 +522,10 @@ async def test_reading_stops_while_too_much_is_in_flight():
 
 
 async def test_reading_stops_while_a_client_does_not_fetch_its_answers():
-    exchange = Echo()
+    exchange = Large(60_000)
     async with listening(exchange) as (listener, port), clients(port) as (client,):
         total = 400
-        wires = [message(number, 60_000) for number in range(total)]
+        wires = [message(number, 4_000) for number in range(total)]
         sending = asyncio.get_running_loop().create_task(send_slowly(client, wires))
         client.reader._transport.pause_reading()
         await until(lambda: any(connection._choked for connection in listener.connections))
@@ -331,8 +533,9 @@ async def test_reading_stops_while_a_client_does_not_fetch_its_answers():
         assert not connection._transport.is_reading()
         assert len(exchange.asked) < total
         client.reader._transport.resume_reading()
-        assert await soon(receive_many(client, total)) == list(map(reply_to, wires))
+        assert await soon(receive_many(client, total)) == [large(wire, 60_000) for wire in wires]
         await soon(sending)
+        assert listener.counts["unfetched"] == 0
 
 
 async def send_slowly(client, wires):
@@ -359,12 +562,12 @@ async def test_only_whole_messages_keep_a_connection_open():
         connection._check_idle()
         timer.cancel()
         assert not connection._transport.is_closing()
-        connection._active -= 2_000  # long ago
+        connection.active -= 2_000  # long ago
         exchange.release()
         await client.receive()
         connection._check_idle()
         assert not connection._transport.is_closing()
-        connection._active -= 2_000
+        connection.active -= 2_000
         client.writer.write(b"\x00\x28drop by drop")
         await until(lambda: connection._frames._octets)
         connection._check_idle()
@@ -374,22 +577,61 @@ async def test_only_whole_messages_keep_a_connection_open():
 # -- the end ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("in_flight", "taken"), [(2, 2), (128, 4)])
-async def test_draining_answers_what_was_taken_and_takes_no_more(in_flight, taken):
+@pytest.mark.parametrize("in_flight", [2, 128])
+async def test_a_pause_answers_what_was_read_and_reads_no_more(in_flight):
     exchange = Later()
     async with listening(exchange, in_flight=in_flight) as (listener, port), clients(port, 2) as (busy, idle):
         busy.send(*map(message, range(4)))
-        await until(lambda: exchange.asked == taken and len(listener.connections) == 2)
-        listener.drain()
+        await until(lambda: exchange.waiting and len(listener.connections) == 2)
+        listener.pause()
         assert await idle.ended()
-        busy.send(message(4))
-        for number in reversed(range(taken)):
-            exchange.release(number)
+        busy.send(message(4))  # stays unread, and must not reset the connection
+        for number in range(4):
+            await until(lambda: exchange.waiting)
+            exchange.release()
             assert await busy.receive() == reply_to(message(number))
-        assert await busy.ended()
-        assert exchange.asked == taken
-        with pytest.raises(ConnectionRefusedError):
-            await TcpClient.open(port)
+        assert await soon(busy.reader.read()) == b""
+        assert exchange.asked == 4
+        assert len(listener.connections) == 2  # for a moment, that the clients may notice
+
+
+async def test_a_paused_connection_does_not_wait_for_its_client_without_end(monkeypatch):
+    monkeypatch.setattr(tcp, "LINGER", 0.01)
+    async with listening(Echo()) as (listener, port), clients(port) as (client,):
+        client.send(message(1))
+        await client.receive()
+        listener.pause()
+        await until(lambda: not listener.connections)
+
+
+async def test_a_connection_that_is_made_during_a_pause_is_ended():
+    async with listening(Echo()) as (listener, port), clients(port) as (client,):
+        while not listener.connections:
+            listener._acceptable()
+        listener.pause()
+        assert await client.ended()
+
+
+async def test_whoever_else_has_the_socket_takes_over():
+    old, new, loop = Later(), Echo(), asyncio.get_running_loop()
+    async with listening(old) as (listener, port), clients(port) as (before,):
+        before.send(message(1))
+        await until(lambda: old.waiting)
+        other = TcpListener(listener._sock.dup(), new, loop, Streams())
+        listener.pause()
+        async with clients(port) as (after,):
+            after.send(message(2))
+            await other.start()
+            assert await after.receive() == reply_to(message(2))
+            old.release()
+            assert await before.receive() == reply_to(message(1))
+            listener.close()
+            async with clients(port) as (late,):
+                late.send(message(3))
+                assert await late.receive() == reply_to(message(3))
+        other.close()
+        await until(lambda: not other.connections)
+    assert old.asked == 1
 
 
 async def test_closing_drops_every_connection():

@@ -25,7 +25,7 @@ from dnsproxy.servers import Server
 from dnsproxy.transport import upstream
 from dnsproxy.transport.tcp import Streams, TcpListener, framed
 from dnsproxy.transport.udp import UdpListener
-from dnsproxy.transport.upstream import DRAIN, DRAINING, IDLE, ROTATE, UNSENT, Upstreams
+from dnsproxy.transport.upstream import DRAIN, DRAINING, IDLE, ROTATE, STRAYS, UNSENT, Upstreams
 
 
 class Answering:
@@ -227,7 +227,7 @@ async def test_an_answer_that_raises_costs_only_itself(caplog):
         await until(lambda: inbox.got)
         assert inbox.got == [(reply_to(message(1)), 1)]
         assert exchange.strays == 3
-        assert upstreams.errors == 2
+        assert upstreams.counts["errors"] == 2
     assert len(caplog.records) == 1
 
 
@@ -247,12 +247,12 @@ async def test_used_sockets_are_replaced_one_a_turn_and_unused_ones_stay():
         assert far.server.udp == before
         for turn in (1, 2):
             upstreams.maintain(now + ROTATE + turn)
-            assert upstreams.rotated == turn
+            assert upstreams.counts["rotated"] == turn
             assert len(far.server.udp) == 4
         assert not set(used) & set(far.server.udp)
         assert set(before) - set(used) <= set(far.server.udp)
         upstreams.maintain(now + ROTATE + 3)
-        assert upstreams.rotated == 2
+        assert upstreams.counts["rotated"] == 2
 
 
 async def test_a_replaced_socket_listens_until_its_queries_are_answered():
@@ -300,7 +300,7 @@ async def test_replaced_sockets_are_bounded():
             for channel in far.server.udp:
                 channel.sink.opened = now - ROTATE
             upstreams.maintain(now)
-        assert upstreams.rotated == DRAINING
+        assert upstreams.counts["rotated"] == DRAINING
         assert len(upstreams._draining) == DRAINING
 
 
@@ -317,6 +317,25 @@ async def test_a_socket_that_failed_is_replaced_before_its_time():
         assert old.sink._fd == -1
 
 
+async def test_a_flood_of_strays_ends_a_socket_before_its_time_and_a_late_answer_does_not():
+    async with answering() as far, asking(far.server, sockets=1) as (exchange, upstreams):
+        (old,), inbox, now = far.server.udp, Inbox(), asyncio.get_running_loop().time()
+        for turn in range(STRAYS + 10):  # a stray before each answer
+            forward(exchange, turn, inbox)
+            await until(lambda: far.asked)
+            far.sock.sendto(b"\xff\xffstray", far.asked[0][1])
+            far.answer()
+            await until(lambda: len(inbox.got) == turn + 1)  # noqa: B023 - awaited here
+        upstreams.maintain(now)
+        assert far.server.udp == [old]
+        for turn in range(STRAYS):
+            far.sock.sendto(b"\xff\xffstray", old.sink._sock.getsockname())
+            await until(lambda: exchange.strays == STRAYS + 10 + turn + 1)  # noqa: B023 - awaited here
+        upstreams.maintain(now)
+        assert old not in far.server.udp
+        assert upstreams.counts["rotated"] == 1
+
+
 async def test_a_socket_that_cannot_be_replaced_is_kept():
     async with answering() as far, asking(far.server, sockets=1) as (exchange, upstreams):
         forward(exchange, 1, Inbox())
@@ -324,7 +343,7 @@ async def test_a_socket_that_cannot_be_replaced_is_kept():
         before, far.server.address = list(far.server.udp), "255.255.255.255"
         upstreams.maintain(asyncio.get_running_loop().time() + ROTATE + 1)
         assert far.server.udp == before
-        assert upstreams.rotated == 0
+        assert upstreams.counts["rotated"] == 0
 
 
 # -- opening and letting go -------------------------------------------------------------------------------
@@ -338,10 +357,10 @@ async def test_a_server_that_cannot_be_reached_yet_is_tried_again_less_and_less(
         assert server.udp == []
         for ahead, tries in [(0.5, 1), (1.1, 2), (2.9, 2), (3.2, 3), (7.0, 3), (7.5, 4)]:
             upstreams.maintain(now + ahead)
-            assert upstreams.unopened == tries
+            assert upstreams.counts["unopened"] == tries
         for turn in range(100):
             upstreams.maintain(now + 10 + 10 * turn)
-        assert 4 + 1_000 // 31 <= upstreams.unopened <= 4 + 1_000 // 29
+        assert 4 + 1_000 // 31 <= upstreams.counts["unopened"] <= 4 + 1_000 // 29
         server.address, server.port = "127.0.0.1", 5_353
         upstreams.maintain(now + 2_000)
         assert len(server.udp) == 2
@@ -509,6 +528,27 @@ async def test_a_stream_that_ends_under_queries_loses_them_and_the_next_opens_an
         assert len(far.writers) == 2
 
 
+async def test_a_stream_of_strays_is_closed_and_the_next_one_starts_anew():
+    async with answering(tcp=True) as far, asking(far.server) as (exchange, upstreams):
+        inbox = Inbox()
+        for turn in (1, 2):
+            forward(exchange, turn, inbox, stream=True)
+            await until(lambda: far.asked)
+            for _ in range(STRAYS - 1):
+                far.writers[-1].write(framed(b"\xff\xff stray message"))
+            far.answer()
+            await until(lambda: len(inbox.got) == 2 * turn - 1)  # noqa: B023 - awaited here
+            forward(exchange, 10 + turn, inbox, stream=True)
+            await until(lambda: far.asked)
+            for _ in range(2):
+                far.writers[-1].write(framed(b"\xff\xff stray message"))
+            await until(lambda: len(inbox.got) == 2 * turn)  # noqa: B023 - awaited here
+            assert inbox.got[-1] == (b"lost" + message(10 + turn), 10 + turn)
+            far.asked.clear()
+        assert upstreams.counts["flooded"] == 2
+        assert len(far.writers) == 2
+
+
 async def test_half_an_answer_is_forgotten_with_its_stream():
     async with answering(tcp=True) as far, asking(far.server) as (exchange, _):
         inbox = Inbox()
@@ -588,13 +628,13 @@ async def test_what_waits_for_a_stream_is_bounded():
             for _ in range(20):
                 sink.send(large, None)
             assert len(sink._unsent) <= UNSENT
-            assert upstreams.dropped == 20 - UNSENT // (2 + len(large))
-    async with answering(tcp=True) as far, asking(far.server) as (exchange, _):
+            assert upstreams.counts["dropped"] == 20 - UNSENT // (2 + len(large))
+    async with answering(tcp=True) as far, asking(far.server) as (exchange, upstreams):
         forward(exchange, 1, Inbox(), stream=True)
         await until(lambda: far.asked)
         sink = far.server.tcp.sink
         far.writers[0].transport.pause_reading()
-        while not sink.dropped:
+        while not upstreams.counts["dropped"]:
             sink.send(large, None)
         assert sink._transport.get_write_buffer_size() <= UNSENT
 
