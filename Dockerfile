@@ -1,6 +1,8 @@
 # Build:  docker build -t dnsproxy .
 # Run:    docker run --rm --network host --cap-drop ALL --cap-add NET_ADMIN --cap-add NET_BIND_SERVICE \
-#             --read-only -v /etc/dnsproxy:/etc/dnsproxy:ro dnsproxy
+#             --read-only --tmpfs /run/dnsproxy:mode=1777 -v dnsproxy-state:/var/lib/dnsproxy \
+#             -v /etc/dnsproxy:/etc/dnsproxy:ro dnsproxy
+# Ask:    docker exec CONTAINER dnsproxy status
 #
 # A container's user other than root gets no capabilities from --cap-add; the interpreter below is marked with
 # those two instead (file capabilities), so that the process can be an ordinary user. Consequences: without
@@ -25,7 +27,10 @@ RUN apt-get update \
         -exec setcap cap_net_admin,cap_net_bind_service+ep '{}' ';' \
     && apt-get purge --yes --auto-remove libcap2-bin \
     && rm -rf /var/lib/apt/lists/* \
-    && mkdir -p /etc/dnsproxy/policies.d
+    && mkdir -p /etc/dnsproxy/policies.d \
+    && install -d -o dnsproxy -g dnsproxy -m 0700 /var/lib/dnsproxy \
+    && install -d -o dnsproxy -g dnsproxy -m 0755 /run/dnsproxy
+VOLUME /var/lib/dnsproxy
 ENV PATH=/opt/dnsproxy/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 USER dnsproxy
 STOPSIGNAL SIGTERM
