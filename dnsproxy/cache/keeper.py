@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -20,7 +20,11 @@ from dnsproxy.errors import DnsproxyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dnsproxy.cache.journal import State
+
 PERIOD: Final = 5.0  # seconds between two batches: how old the state on disk may be
+
+_T = TypeVar("_T")
 
 log = structlog.get_logger("dnsproxy")
 
@@ -37,6 +41,11 @@ class Journal(Protocol):
 
 class Store(Protocol):
     """The state on disk. Blocking, for one thread; raises DnsproxyError."""
+
+    whole_due: bool  # the next batch has to be a whole one
+
+    def load(self) -> State:
+        """Return what is there."""
 
     def write(self, batch: Batch) -> None:
         """Write a batch in one transaction."""
@@ -66,9 +75,12 @@ class Keeper:
         self._store = store
         self._clock = clock
         self._wall = wall
-        self._whole = True  # the first batch makes the file right, whatever it was
         self._one = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
+
+    async def load(self) -> State:
+        """Return what is on disk."""
+        return await self._in_thread(self._store.load)
 
     async def run(self) -> None:
         """Write every few seconds until cancelled."""
@@ -79,10 +91,9 @@ class Keeper:
     async def flush(self) -> bool:
         """Write what has changed until now; tell whether it is on disk."""
         async with self._one:
-            batch, started = Batch(whole=self._whole), self._clock()
+            batch, started = Batch(whole=self._store.whole_due), self._clock()
             written = await self._written(batch)
             if written:
-                self._whole = False
                 self.written_at = started
             return written
 
@@ -116,10 +127,10 @@ class Keeper:
                 self._journal.give_back(batch)
         return done
 
-    async def _in_thread(self, call: Callable[..., None], *arguments: object) -> None:
+    async def _in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Run a blocking call to its end, whoever is cancelled meanwhile."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
-        await asyncio.shield(running)
+        return await asyncio.shield(running)
 
     def _complain(self, problem: str) -> None:
         if problem != self.problem:

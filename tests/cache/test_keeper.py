@@ -36,6 +36,7 @@ class Store:
         self.threads = set()
         self.full = False
         self.closed = False
+        self.whole_due = True
         self.allowed = threading.Event()
         self.allowed.set()
 
@@ -44,7 +45,12 @@ class Store:
         assert self.allowed.wait(10)
         if self.full:
             raise DnsproxyError("the disk is full")
+        self.whole_due = False
         self.written.append((batch.whole, batch.tables["lookups"].rows))
+
+    def load(self):
+        self.threads.add(threading.current_thread())
+        return "state"
 
     def close(self):
         self.closed = True
@@ -95,6 +101,7 @@ async def test_what_a_full_disk_did_not_take_goes_with_the_next_batch(keeper, jo
 
 
 async def test_the_end_writes_the_rest_and_lets_go(keeper, journal, store):
+    assert await keeper.load() == "state"
     await keeper.flush()
     journal.changed = ["last"]
     await keeper.close()
