@@ -3,18 +3,21 @@
 pyroute2's sockets do not run on a uvloop loop (docs/design/netlink.md), so they live on a thread of their
 own with a plain loop, and what they find is handed over to the caller's loop. A burst of events is one
 reading; a reading happens from time to time anyway, so that a lost event does no lasting harm.
+
+Whatever goes wrong, new sockets are opened and everything is read again: at once when events came faster
+than they were read (ENOBUFS), after a pause otherwise. What is wrong is told once until a reading succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 
 from dnsproxy import addresses
@@ -27,15 +30,15 @@ Addresses: TypeAlias = frozenset[bytes]
 LOOPBACK: Addresses = frozenset(map(addresses.from_text, ("127.0.0.1", "::1")))
 SETTLE = 0.1  # seconds in which further events join the same reading
 RECHECK = 60.0  # seconds after which the addresses are read without an event
+PAUSE = 10.0  # seconds until another try after an error
 
 _GROUPS = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
-_DENIED = (OSError, NetlinkError)
 
 
 async def changes(say: Callable[[str], None]) -> AsyncGenerator[Addresses, None]:
     """Yield the packed addresses of this host, now and after each change, until closed.
 
-    Where netlink may not be used, `say` is told so once and the loopback addresses are all there is.
+    Where netlink may not be used, `say` is told so and the loopback addresses are all there is until it may.
     """
     home = asyncio.get_running_loop()
     found: asyncio.Queue[Addresses | Exception] = asyncio.Queue()
@@ -74,20 +77,47 @@ def _lost(error: Exception, known: Addresses | None) -> str:
 
 
 def _run(report: Callable[[Addresses | Exception], None], stopped: Future[None]) -> None:
-    try:
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(_follow(report, stopped))
-    except* _DENIED as group:
-        report(group.exceptions[0])
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(_keep_following(report, stopped))
 
 
-async def _follow(report: Callable[[Addresses], None], stopped: Future[None]) -> None:
+async def _keep_following(report: Callable[[Addresses | Exception], None], stopped: Future[None]) -> None:
+    stop = asyncio.wrap_future(stopped)
+    told = False  # that something is wrong
+
+    def found(addresses: Addresses) -> None:
+        nonlocal told
+        told = False
+        report(addresses)
+
+    while not stop.done():
+        pause = PAUSE
+        try:
+            await _follow(found, stop)
+        except* Exception as group:
+            error = _first(group)
+            if isinstance(error, OSError) and error.errno == errno.ENOBUFS:
+                pause = SETTLE
+            elif not told:
+                told = True
+                report(error)
+        await asyncio.wait([stop], timeout=pause)
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    error: Exception | BaseExceptionGroup[Exception] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _follow(report: Callable[[Addresses], None], stop: asyncio.Future[None]) -> None:
     changed = asyncio.Event()
     async with AsyncIPRoute() as route, AsyncIPRoute() as events, asyncio.TaskGroup() as tasks:
         await events.bind(groups=_GROUPS)
         steps = (_listen(events, changed), _report(route, changed, report))
         running = [tasks.create_task(step) for step in steps]
-        await asyncio.wrap_future(stopped)
+        await asyncio.wait([stop])
         for task in running:
             task.cancel()
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from textwrap import dedent
 
 import pytest
@@ -86,6 +87,72 @@ def test_each_change_of_the_addresses_is_seen():
         "127.0.0.1 192.0.2.1 192.0.2.9 2001:db8::9 ::1",
         "127.0.0.1 192.0.2.1 2001:db8::9 ::1",
     ]
+
+
+# Keeps the reader from reading while events pile up behind it, then waits for two more changes.
+OVERRUN = """
+    import asyncio, subprocess, threading
+    from contextlib import aclosing
+    from functools import partial
+    from dnsproxy import addresses, host
+
+    local, waiting, gate = host._local, threading.Event(), threading.Event()
+    host.AsyncIPRoute = partial(host.AsyncIPRoute, rcvbuf=1)  # the kernel makes it a few events
+
+    def slow(message):
+        waiting.set()
+        gate.wait()
+        return local(message)
+
+    def ip(*lines):
+        subprocess.run(["ip", "-batch", "-"], input="\\n".join(lines), text=True, check=True)
+
+    def burst():
+        host._local = slow
+        ip("address add 192.0.2.1/32 dev lo")
+        waiting.wait()
+        ip(*["address add 192.0.2.2/32 dev lo", "address del 192.0.2.2/32 dev lo"] * 300)
+        ip("address add 192.0.2.3/32 dev lo")
+        gate.set()
+
+    async def seen(found, *wanted):
+        while not set(map(addresses.from_text, wanted)) <= await anext(found):
+            pass
+
+    async def main():
+        ip("link set lo up")
+        async with aclosing(host.changes(lambda text: print("SAY", text))) as found:
+            await seen(found)
+            await asyncio.to_thread(burst)
+            await seen(found, "192.0.2.1", "192.0.2.3")
+            ip("address add 192.0.2.4/32 dev lo")
+            await seen(found, "192.0.2.4")
+        print("followed")
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.kernel
+def test_events_that_come_faster_than_they_are_read_end_nothing():
+    assert run(dedent(OVERRUN), "unshare", "--net") == ["followed"]
+
+
+def test_any_error_is_said_once_and_tried_again_until_it_is_over(monkeypatch):
+    tries, reported, stopped = [], [], Future()
+
+    async def follow(report, stop):
+        tries.append(None)
+        if len(tries) in (3, 5):
+            report(host.LOOPBACK)
+        if len(tries) == 5:
+            stopped.set_result(None)
+        raise RuntimeError(f"try {len(tries)}")
+
+    monkeypatch.setattr(host, "_follow", follow)
+    monkeypatch.setattr(host, "PAUSE", 0.01)
+    host._run(lambda item: reported.append(item if item == host.LOOPBACK else str(item)), stopped)
+    assert reported[:4] == ["try 1", host.LOOPBACK, "try 3", host.LOOPBACK]
 
 
 @pytest.mark.kernel
