@@ -7,7 +7,8 @@ replace it connects there and goes through two steps, each one octet with one an
               with its listening sockets (SCM_RIGHTS, unix(7)). It goes on serving. The new one reads the
               state, reads the sets back, and gets ready.
     TAKE      The old one stops reading the sockets, writes what is new to disk, lets go of the folder, and
-              answers. It finishes what it has in flight, and ends. The new one reads what is new, and serves.
+              answers. It finishes what it has in flight, and ends, which closes the connection. The new one
+              reads what is new, and serves.
 
 Both have the same sockets, not two that share a port: what the kernel has queued for one is queued for the
 other, datagrams as well as connections that nobody has accepted yet. With SO_REUSEPORT each socket has a
@@ -43,7 +44,7 @@ async def offer(
     take: Callable[[], Awaitable[None]],
     resume: Callable[[], None],
 ) -> None:
-    """Wait for an instance that takes over, and return when it has.
+    """Wait for an instance that takes over; once it has, wait to be cancelled, which tells it that we end.
 
     `prepare` returns the listening sockets, `take` lets go of everything; `resume` undoes `prepare` for a new
     instance that went away. The folder must be ours: a socket that is there already is a leftover.
@@ -55,7 +56,7 @@ async def offer(
             with listener.accept()[0] as peer:
                 peer.setblocking(False)
                 if await _hand_over(loop, peer, prepare, take):
-                    return
+                    await loop.create_future()
             resume()
 
 
@@ -166,6 +167,11 @@ class Handover:
         """
         with suppress(ConnectionError), _told():
             self._peer.sendall(TAKE)
+            self._peer.recv(1)
+
+    def wait(self) -> None:
+        """Return when the other instance has ended, or does not within `PATIENCE`."""
+        with suppress(OSError):
             self._peer.recv(1)
 
     def close(self) -> None:

@@ -68,7 +68,11 @@ async def test_what_was_queued_for_the_old_one_is_the_new_ones(tmp_path, bound):
         client.sendto(b"query", bound[0].getsockname())
         caller.connect(bound[1].getsockname())
         await asyncio.to_thread(handover.take)
-        await serving
+        ended = asyncio.create_task(asyncio.to_thread(handover.wait))
+        done, _ = await asyncio.wait([ended], timeout=0.05)
+        assert not done
+        await stopped(serving)
+        await ended
         for each in bound:
             each.close()
         assert taken[0].recv(100) == b"query"
@@ -93,8 +97,8 @@ async def test_the_old_one_goes_on_when_the_new_one_goes_away(tmp_path, bound):
     for each in await asyncio.to_thread(second.prepare):
         each.close()
     await asyncio.to_thread(second.take)
+    await stopped(serving)
     second.close()
-    await serving
     assert old.steps == ["prepare", "resume", "prepare", "take"]
 
 
