@@ -109,6 +109,8 @@ class Site:
             "policy": {"directory": "policies", "private": PRIVATE},
             "log": {"format": "json"},
             "events": {"file": "events.jsonl"},
+            "state": {"directory": "state"},
+            "admin": {"socket": "admin.sock"},
             "sets": {"hold": 2.0},  # a busy machine must not look like a slow kernel
         }
         for section, changes in settings.items():

@@ -63,6 +63,8 @@ class Daemon:
             "policy": {"directory": "policies", "private": ["192.0.2.0/24"]},
             "sets": {"backend": "show"},
             "events": {"file": "events"},
+            "state": {"directory": "state"},
+            "admin": {"socket": "admin.sock"},
         } | changes
         self.config.write_text(yaml.safe_dump(settings))
 

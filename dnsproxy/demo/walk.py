@@ -50,6 +50,8 @@ upstream: {servers: [192.0.2.53]}
 policy:
   directory: policies
   private: [198.51.100.0/24, 203.0.113.0/24, "2001:db8::/32"]   # reserved for documentation, public here
+state: {directory: null}
+admin: {socket: null}
 log: {format: text}
 """
 
