@@ -3,17 +3,21 @@
 Change is noticed by comparing signatures once a second, not by inotify: what counts is the state of the
 folder *after* a change, which has to be read anyway; kubelet and configuration management swap whole trees
 by symbolic link, which takes watches on every link of the chain to see; and on network and overlay file
-systems inotify stays silent about what others write. A signature of a folder with 100 files costs two to
-four milliseconds of a helper thread (docs/design/files.md).
+systems inotify stays silent about what others write. A signature costs a helper thread two to three
+microseconds a file (docs/design/files.md), and the looks become rarer as it grows, so that watching takes
+one percent of a CPU at most.
+
+Functions that read are to be called where waiting hurts nobody: a file system may take its time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import os
-import stat
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
+from time import thread_time
 from typing import TYPE_CHECKING, TypeAlias
 
 from dnsproxy.errors import DocumentError, Problem
@@ -23,7 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIXES = (".yaml", ".yml")
+LARGEST = 16 * 1024 * 1024  # octets of one file
+TOGETHER = 64 * 1024 * 1024  # characters of files that are read together
 SETTLE = 0.1  # seconds between two looks that must agree before a change counts
+QUIET, CHANGING = 100, 10  # a pause between looks lasts so many times what a look takes
+DIRECTORY = "directory"
 
 Mark: TypeAlias = tuple[str | int, ...]
 Signature: TypeAlias = tuple[Mark, ...]
@@ -32,16 +40,26 @@ Signature: TypeAlias = tuple[Mark, ...]
 def read_text(path: Path) -> str:
     """Return the text of a regular UTF-8 file; DocumentError says why it cannot be read and what to do."""
     try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a folder has an error of its own
-            message = "is not a regular file (a pipe would be waited for without end); name a file"
-            raise DocumentError([Problem(str(path), 0, 0, "", message)])
-        return path.read_text(encoding="utf-8-sig")
+        return io.TextIOWrapper(io.BytesIO(_read(path)), encoding="utf-8-sig").read()
     except OSError as error:
         raise _unreadable(path, error) from None
     except UnicodeDecodeError as error:
         message = f"byte {error.start + 1} is not UTF-8; save the file as UTF-8"
         raise DocumentError([Problem(str(path), 0, 0, "", message)]) from None
+
+
+def _read(path: Path) -> bytes:
+    """Return the octets of a regular file that is not too large."""
+    mode = path.stat().st_mode
+    if not (S_ISREG(mode) or S_ISDIR(mode)):  # opening a folder has an error of its own
+        message = "is not a regular file (a pipe would be waited for without end); name a file"
+        raise DocumentError([Problem(str(path), 0, 0, "", message)])
+    with path.open("rb") as file:
+        octets = file.read(LARGEST + 1)
+    if len(octets) > LARGEST:
+        message = f"is larger than {LARGEST >> 20} MiB: is it the right file? Divide it if so"
+        raise DocumentError([Problem(str(path), 0, 0, "", message)])
+    return octets
 
 
 def read_policies(directory: Path) -> list[tuple[str, str]]:
@@ -65,6 +83,7 @@ def read_paths(paths: Iterable[Path]) -> list[tuple[str, str]]:
 def _read_each(paths: Iterable[Path]) -> list[tuple[str, str]]:
     texts: list[tuple[str, str]] = []
     problems: list[Problem] = []
+    size = 0
     for path in paths:
         try:
             text = read_text(path)
@@ -75,6 +94,10 @@ def _read_each(paths: Iterable[Path]) -> list[tuple[str, str]]:
             problems.append(
                 Problem(str(path), 0, 0, "", "is empty: cut short? Remove it if it is to say nothing")
             )
+        size += len(text)
+        if size > TOGETHER:
+            message = f"goes beyond {TOGETHER >> 20} MiB of policies in all: is something there by mistake?"
+            raise DocumentError([*problems, Problem(str(path), 0, 0, "", message)])
         texts.append((str(path), text))
     if problems:
         raise DocumentError(problems)
@@ -88,15 +111,19 @@ def policy_files(directory: Path) -> list[Path]:
     `..data` by which kubelet swaps a mounted ConfigMap (the plain names beside it lead through it). A
     dangling link stays in, so that reading it says so: a policy must not vanish in silence.
     """
-    try:
-        names = sorted(entry for entry in os.listdir(directory) if _is_policy(entry))  # noqa: PTH208 - names only
-    except OSError as error:
-        raise _unreadable(directory, error) from None
+    names = _policy_names(directory)
     return [directory / name for name in names if not os.path.isdir(directory / name)]  # noqa: PTH112 - unlike Path.is_dir, it raises nothing
 
 
-def _is_policy(name: str) -> bool:
-    return name.endswith(SUFFIXES) and not name.startswith(".")
+def _policy_names(directory: Path) -> list[str]:
+    try:
+        return sorted(
+            entry
+            for entry in os.listdir(directory)  # noqa: PTH208 - names only
+            if entry.endswith(SUFFIXES) and not entry.startswith(".")
+        )
+    except OSError as error:
+        raise _unreadable(directory, error) from None
 
 
 def _unreadable(path: Path, error: OSError) -> DocumentError:
@@ -149,40 +176,52 @@ def signature(paths: Iterable[Path]) -> Signature:
 
 
 def _marks(path: Path) -> Iterable[Mark]:
-    if not path.is_dir():
-        yield _mark(path)
+    mark = _mark(path)
+    yield mark
+    if mark[1] != DIRECTORY:
         return
-    yield (str(path), "directory")  # its own times change with files that are not policies
     try:
-        yield from map(_mark, policy_files(path))
+        for name in _policy_names(path):
+            yield _mark(f"{mark[0]}/{name}")
     except DocumentError as error:
-        yield (str(path), str(error))
+        yield (mark[0], str(error))
 
 
-def _mark(path: Path) -> Mark:
+def _mark(path: str | Path) -> Mark:
+    """Return the mark of one path; strings, since a Path costs more than the look at the file."""
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 - see above
     except OSError as error:
         return (str(path), error.strerror or "")
+    if S_ISDIR(found.st_mode):
+        return (str(path), DIRECTORY)  # its own times change with files that are not policies
     return (str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
 
 
 async def changes(
     paths: Callable[[], Iterable[Path]], since: Signature, *, interval: float = 1.0
 ) -> AsyncIterator[Signature]:
-    """Yield the new signature after each change, looking every `interval` seconds from a helper thread.
+    """Yield the new signature after each change, looking every `interval` seconds or less often.
 
     `paths` is asked at each look, since a reload may name other files. `since` is the signature taken
     *before* the files were read, so that a change in between is not lost. A change counts when two looks
     agree, so that a file that is just being written is not read half.
     """
     known = since
+    cost = 0.0
     while True:
-        await asyncio.sleep(interval)
-        seen = await asyncio.to_thread(signature, tuple(paths()))
+        await asyncio.sleep(max(interval, QUIET * cost))
+        seen, cost = await asyncio.to_thread(_look, tuple(paths()))
         while seen != known:
-            await asyncio.sleep(min(SETTLE, interval))
-            before, seen = seen, await asyncio.to_thread(signature, tuple(paths()))
+            await asyncio.sleep(max(min(SETTLE, interval), CHANGING * cost))
+            before = seen
+            seen, cost = await asyncio.to_thread(_look, tuple(paths()))
             if before == seen:
                 known = seen
                 yield known
+
+
+def _look(paths: Iterable[Path]) -> tuple[Signature, float]:
+    """Return a signature and the seconds of CPU that it took."""
+    started = thread_time()
+    return signature(paths), thread_time() - started

@@ -10,9 +10,11 @@ import pytest
 
 from dnsproxy.errors import DocumentError
 from dnsproxy.files import (
+    _look,
     changes,
     check_writable,
     policy_files,
+    read_paths,
     read_policies,
     read_text,
     signature,
@@ -208,11 +210,11 @@ async def test_a_file_that_is_still_being_written_waits_until_it_rests(tmp_path)
     class Folder(type(tmp_path)):
         """A path that a writer adds a line to whenever somebody looks at it."""
 
-        def stat(self, **kwargs):
+        def __fspath__(self):
             if next(looks, None) is not None:
                 with path.open("a") as file:
                     file.write("- line\n")
-            return super().stat(**kwargs)
+            return super().__fspath__()
 
     before = signature([tmp_path])
     watching = changes(lambda: [Folder(tmp_path)], before, interval=0.001)
@@ -250,3 +252,64 @@ def test_a_link_that_leads_nowhere_is_one_message(tmp_path, name):
     (tmp_path / "a.yaml").symlink_to(name if name != "loop" else "a.yaml")
     assert f"{tmp_path}/a.yaml: cannot be read" in refusal(read_policies, tmp_path)
     assert signature([tmp_path])
+
+
+async def test_the_more_a_look_costs_the_rarer_it_is(monkeypatch):
+    pauses, looks = [], iter([("a", 0.002), ("a", 0.05), ("b", 0.05), ("b", 0.05), ("c", 0.0)])
+
+    async def sleep(seconds):
+        pauses.append(round(seconds, 6))
+
+    monkeypatch.setattr("dnsproxy.files.asyncio.sleep", sleep)
+    monkeypatch.setattr("dnsproxy.files._look", lambda paths: next(looks))
+    watching = changes(list, "a")
+    assert await anext(watching) == "b"
+    await watching.aclose()
+    assert pauses == [1.0, 1.0, 5.0, 0.5]
+
+
+def test_a_look_knows_what_it_cost(tmp_path):
+    found, cost = _look([tmp_path])
+    assert found == signature([tmp_path])
+    assert cost > 0
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_file_may_be_so_large(tmp_path, monkeypatch, excess):
+    monkeypatch.setattr("dnsproxy.files.LARGEST", 1 << 20)
+    (tmp_path / "a.yaml").write_bytes(b"#" * ((1 << 20) + excess))
+    if excess:
+        assert refusal(read_policies, tmp_path) == (
+            f"{tmp_path}/a.yaml: is larger than 1 MiB: is it the right file? Divide it if so"
+        )
+    else:
+        assert len(read_text(tmp_path / "a.yaml")) == 1 << 20
+
+
+def test_a_file_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("dnsproxy.files.LARGEST", 1 << 20)
+    with (tmp_path / "a.yaml").open("wb") as file:
+        file.truncate(1 << 40)  # a hole
+    assert "is larger than 1 MiB" in refusal(read_text, tmp_path / "a.yaml")
+
+
+def test_files_may_be_so_large_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("dnsproxy.files.TOGETHER", 1 << 20)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_bytes(b"#" * (1 << 19))
+    assert len(read_policies(tmp_path)) == 2
+    (tmp_path / "c.yaml").write_text("#")
+    assert refusal(read_policies, tmp_path).startswith(f"{tmp_path}/c.yaml: goes beyond 1 MiB")
+    assert refusal(read_paths, [tmp_path]).startswith(f"{tmp_path}/c.yaml: goes beyond 1 MiB")
+
+
+def test_lines_end_as_they_end_elsewhere(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"a: 1\r\nb: 2\r")
+    assert read_text(tmp_path / "a.yaml") == "a: 1\nb: 2\n"
+
+
+def test_a_folder_within_a_folder_is_no_policy_whatever_its_name(tmp_path):
+    (tmp_path / "folder.yaml").mkdir()
+    before = signature([tmp_path])
+    (tmp_path / "folder.yaml" / "file").write_text("")
+    assert signature([tmp_path]) == before
