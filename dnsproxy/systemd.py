@@ -1,6 +1,6 @@
 """What systemd and a service tell each other: sockets that are passed in, and states that are passed out.
 
-sd_listen_fds(3) and sd_notify(3); both do nothing where the service was not started by systemd.
+sd_listen_fds(3), sd_notify(3) and sd_watchdog_enabled(3); all do nothing where the service was not started by systemd.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
 FIRST = 3  # the descriptor of the first passed socket, sd_listen_fds(3)
 
@@ -35,3 +35,11 @@ def notify(*states: str, environment: MutableMapping[str, str] = os.environ) -> 
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.sendto("\n".join(states).encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def watchdog_interval(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the seconds between two `WATCHDOG=1`, half of what the manager waits; None: it expects none."""
+    process, microseconds = environment.get("WATCHDOG_PID", ""), environment.get("WATCHDOG_USEC", "")
+    if process not in ("", str(os.getpid())) or not microseconds.isdecimal():
+        return None
+    return int(microseconds) / 2_000_000 or None

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dnsproxy.systemd import notify, passed_sockets
+from dnsproxy.systemd import notify, passed_sockets, watchdog_interval
 
 
 def test_nothing_is_passed_to_a_process_that_was_not_meant():
@@ -48,3 +48,23 @@ def test_states_reach_the_service_manager(tmp_path, abstract):
 
 def test_without_a_service_manager_nobody_is_told():
     notify("READY=1", environment={})
+
+
+@pytest.mark.parametrize("process", ["", str(os.getpid())])
+def test_the_watchdog_is_fed_twice_as_often_as_it_looks(process):
+    assert watchdog_interval({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": process}) == 15.0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"},
+        {"WATCHDOG_USEC": ""},
+        {"WATCHDOG_USEC": "0"},
+        {"WATCHDOG_USEC": "-5"},
+        {"WATCHDOG_USEC": "soon"},
+    ],
+)
+def test_without_a_watchdog_nobody_is_to_be_fed(environment):
+    assert watchdog_interval(environment) is None
