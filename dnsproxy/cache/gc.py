@@ -166,18 +166,22 @@ class Collector:
     # The endpoints
 
     def _collect(self, key: str) -> Iterator[int]:
-        """Make zombies of what has left an endpoint's cache, then see which of all zombies are to go."""
+        """Make zombies of what has left an endpoint's cache, then see which of all zombies are to go.
+
+        If the endpoint is dropped meanwhile, `_drain` tells the rest.
+        """
+        cache, zombies = self._caches.endpoints.get(key), self._caches.zombies.get(key)
+        if cache is None or zombies is None:
+            return
         more = True
-        while more and (cache := self._caches.endpoints.get(key)) is not None:
-            zombies = self._caches.zombies[key]
+        while more:
             if zombies.overfull:
                 yield from self._bury(key, cache, zombies)
             collected = cache.collect(self._now, PIECE)
             self._put_up(collected, cache, zombies)
             more = collected.more
             yield 1 + collected.spent
-        if cache is not None:
-            yield from self._bury(key, cache, self._caches.zombies[key])
+        yield from self._bury(key, cache, zombies)
 
     def _put_up(self, collected: Collected, cache: LookupCache, zombies: Zombies) -> None:
         for pair in collected.removed:
@@ -190,8 +194,6 @@ class Collector:
         for gone, spent in zombies.collect(self._now, cache):
             self._tell(key, gone)
             yield spent
-            if self._caches.endpoints.get(key) is not cache:
-                return  # dropped meanwhile, and told as such
 
     def _drain(self, key: str, cache: LookupCache, zombies: Zombies) -> Iterator[int]:
         """Tell all that a dropped endpoint had; it may have come back, and learned some of it again."""

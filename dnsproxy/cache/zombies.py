@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 PIECE: Final = 250  # names or addresses that are dealt with in one go, well under a millisecond
 NAMES: Final = 16  # pairs kept for each zombie of the maximum, on average
+SLACK: Final = 250  # how far the limits may be exceeded between two rounds, besides twofold
 REMEMBERED: Final = 1000  # addresses in `departed`
 TOLD: Final = 8  # names of one address in `departed`
 
@@ -237,7 +238,7 @@ class Zombies:
     @property
     def overfull(self) -> bool:
         """Whether twice as much is here as may stay: a round must come before more is put up."""
-        return len(self) > 2 * self._maximum + PIECE or self.pairs > 2 * NAMES * self._maximum + PIECE
+        return len(self) > 2 * self._maximum + SLACK or self.pairs > 2 * NAMES * self._maximum + SLACK
 
     # Forcing
 
@@ -411,7 +412,7 @@ class Zombies:
     def _note(self, address: bytes) -> None:
         if self.changed is None:
             return
-        if len(self.changed) > 4 * self._maximum + PIECE:
+        if len(self.changed) > 4 * self._maximum + SLACK:
             self.changed.clear()
             self.overrun = True
         self.changed.add(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from math import floor, inf
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -18,10 +19,26 @@ A, B, C = map(from_text, ("a.example", "b.example", "c.example"))
 ONE, TWO, THREE, SIX = b"\xc0\x00\x02\x01", b"\xc0\x00\x02\x02", b"\xc0\x00\x02\x03", bytes(15) + b"\x06"
 
 
-def caches(minimum_ttl=0, addresses_per_name=1000, names_per_endpoint=1000):
+def caches(minimum_ttl=0, addresses_per_name=1000, names_per_endpoint=1000, **settings):
     return Caches(
-        minimum_ttl=minimum_ttl, addresses_per_name=addresses_per_name, names_per_endpoint=names_per_endpoint
+        minimum_ttl=minimum_ttl,
+        addresses_per_name=addresses_per_name,
+        names_per_endpoint=names_per_endpoint,
+        **settings,
     )
+
+
+def scan(these, at, **alive):
+    """Do one whole pass; `alive` are an endpoint's addresses with connections."""
+    serial = these.passes.begin()
+    for key, addresses in alive.items():
+        for _ in these.zombies[key].mark(serial, at, set(addresses)):
+            pass
+    these.passes.complete(serial, at)
+
+
+def undead(these, key):
+    return {(name, zombie.address) for zombie in these.zombies[key] for name in zombie.names}
 
 
 def observe(these, key, name, addresses, ttl, now):
@@ -177,6 +194,157 @@ def test_names_deleted_counts_a_name_once_a_round():
     assert collector.names_deleted == 2
 
 
+# Zombies
+
+
+def test_an_expired_record_stays_as_a_zombie_for_its_endpoint_and_for_all():  # Cilium's scenario 92
+    these = caches(zombies_per_endpoint=10)
+    observe(these, "one", A, (ONE,), 10, 0.0)
+    learned = these.global_.lookup(A, ONE)
+    collector = Collector(these)
+    assert run(collector, 11.0) == ({}, set())
+    assert (pairs(these.of("one")), undead(these, "one")) == (set(), {(A, ONE)})
+    assert these.global_.lookup(A, ONE) == learned
+    scan(these, 12.0, one=[ONE])
+    scan(these, 13.0)
+    assert run(collector, 14.0, budget=1) == ({"one": {(A, ONE)}}, {(A, ONE)})
+    assert (undead(these, "one"), pairs(these.global_)) == (set(), set())
+
+
+def test_every_way_out_of_the_cache_leads_to_the_zombies():
+    these = caches(addresses_per_name=1, names_per_endpoint=3, zombies_per_endpoint=10)
+    ttl, limit, forced, bound = (from_text(f"{way}.example") for way in ("ttl", "limit", "forced", "bound"))
+    observe(these, "one", bound, (ONE,), 1, 0.0)
+    observe(these, "one", limit, (ONE, THREE), 60, 0.0)
+    observe(these, "one", forced, (ONE,), 70, 0.0)
+    observe(these, "one", ttl, (ONE,), 5, 0.0)
+    these.of("one").expire(inf, [forced])
+    assert run(Collector(these), 6.0) == ({}, set())
+    assert undead(these, "one") == {(bound, ONE), (limit, ONE), (forced, ONE), (ttl, ONE)}
+    assert pairs(these.of("one")) == {(limit, THREE)}
+
+
+def test_a_zombie_of_one_endpoint_is_none_of_another():
+    these = caches(zombies_per_endpoint=10)
+    for key in ("one", "two"):
+        observe(these, key, A, (ONE,), 10, 0.0)
+    collector = Collector(these)
+    run(collector, 11.0)
+    scan(these, 12.0, one=[ONE])
+    scan(these, 13.0, one=[ONE])
+    assert run(collector, 14.0) == ({"two": {(A, ONE)}}, set())
+    assert (undead(these, "one"), undead(these, "two")) == ({(A, ONE)}, set())
+
+
+def test_a_zombie_that_is_learned_again_is_none_any_more():
+    these = caches(zombies_per_endpoint=10)
+    observe(these, "one", A, (ONE,), 10, 0.0)
+    collector = Collector(these)
+    run(collector, 11.0)
+    observe(these, "one", A, (ONE,), 10, 12.0)
+    scan(these, 12.0)
+    scan(these, 13.0)
+    assert run(collector, 14.0) == ({}, set())
+    assert (undead(these, "one"), pairs(these.of("one"))) == (set(), {(A, ONE)})
+
+
+def test_a_pair_learned_again_between_look_and_burial_is_not_told():
+    outcomes = []
+    for moment in range(1, 8):
+        these = caches(zombies_per_endpoint=10)
+        observe(these, "one", A, (ONE,), 10, 0.0)
+        collector = Collector(these)
+        run(collector, 11.0)
+        scan(these, 12.0)
+        scan(these, 13.0)
+        steps = [collector.step(14.0, budget=1) for _ in range(moment)]
+        outcomes.append(any(step.removed for step in steps))
+        observe(these, "one", A, (ONE,), 10, 14.0)
+        removed, global_removed = run(collector, 14.0, budget=1)
+        assert (removed, global_removed) == ({}, set())
+        assert pairs(these.global_) == {(A, ONE)}
+    assert set(outcomes) == {False, True}
+
+
+def test_a_live_one_that_a_limit_costs_is_told_as_such():
+    these = caches(zombies_per_endpoint=1)
+    observe(these, "one", A, (ONE, TWO), 10, 0.0)
+    collector = Collector(these)
+    these.of("one").expire(inf, [A])
+    these.zombies["one"].add(A, ONE, 1.0)
+    these.zombies["one"].add(A, TWO, 2.0)
+    scan(these, 3.0, one=[ONE, TWO])
+    these.of("one").collect(3.0, 10)
+    assert collector.step(3.0).removed == {"one": [Gone(A, ONE, "evicted live")]}
+
+
+def test_an_endpoint_that_is_dropped_takes_its_zombies_along():
+    these = caches(zombies_per_endpoint=10)
+    observe(these, "one", A, (ONE,), 10, 0.0)
+    observe(these, "one", B, (TWO,), 90, 0.0)
+    observe(these, "two", A, (ONE,), 90, 0.0)
+    run(Collector(these), 11.0)
+    these.drop("one")
+    removed, global_removed = run(Collector(these), 12.0, budget=1)
+    assert removed == {"one": {(A, ONE), (B, TWO)}}
+    assert global_removed == {(B, TWO)}
+    assert list(these.zombies) == ["two"]
+
+
+def test_an_endpoint_that_is_dropped_in_the_middle_of_its_round_is_told_whole():
+    for moment in range(1, 12):
+        these = caches(zombies_per_endpoint=10)
+        observe(these, "one", A, (ONE, TWO), 10, 0.0)
+        observe(these, "one", B, (TWO,), 90, 0.0)
+        collector = Collector(these)
+        run(collector, 11.0)
+        scan(these, 12.0)
+        scan(these, 13.0)
+        told = set()
+        for step in [collector.step(14.0, budget=1) for _ in range(moment)]:
+            told.update((pair.name, pair.address) for pair in step.removed.get("one", ()))
+        these.drop("one")
+        for _ in range(2):
+            told |= run(collector, 14.0)[0].get("one", set())
+        assert told == {(A, ONE), (A, TWO), (B, TWO)}
+        assert pairs(these.global_) == set()
+
+
+def test_force_takes_zombies_and_makes_zombies_of_lookups():
+    these = caches(zombies_per_endpoint=10)
+    observe(these, "one", A, (ONE,), 10, 0.0)
+    observe(these, "two", A, (ONE,), 10, 0.0)
+    collector = Collector(these)
+    run(collector, 11.0)
+    observe(these, "one", A, (TWO,), 60, 12.0)
+    observe(these, "one", B, (ONE,), 60, 12.0)
+    assert sum(these.expire({A}.__contains__, 13.0, ["one", "gone"])) == 2
+    assert run(collector, 14.0) == ({"one": {(A, ONE)}}, set())
+    assert (undead(these, "one"), undead(these, "two")) == ({(A, TWO)}, {(A, ONE)})
+    assert pairs(these.of("one")) == {(B, ONE)}
+    assert sum(these.expire(lambda name: True, 15.0)) == 3
+    assert run(collector, 16.0) == ({"one": {(A, TWO)}, "two": {(A, ONE)}}, {(A, ONE), (A, TWO)})
+    assert undead(these, "one") == {(B, ONE)}
+
+
+def test_force_spares_what_came_after_it():
+    these = caches(zombies_per_endpoint=10)
+    observe(these, "one", A, (ONE,), 10, 5.0)
+    assert sum(these.expire(lambda name: True, 5.0)) == 0
+    assert sum(these.expire(lambda name: True, 5.1)) == 1
+
+
+def test_a_cache_that_has_much_to_report_presses():
+    these = caches(names_per_endpoint=10, zombies_per_endpoint=10)
+    observe(these, "quiet", A, (ONE,), 60, 0.0)
+    flood(these, "loud", 12, 0.0)  # of two pairs each; two names had to go
+    assert not these.pressing
+    observe(these, "loud", A, (ONE, TWO), 60, 1.0)
+    assert these.pressing
+    run(Collector(these), 1.0)
+    assert not these.pressing
+
+
 # Bounds (invariant 9)
 
 
@@ -225,8 +393,22 @@ def test_a_removed_endpoint_makes_no_insert_long():
     assert len(these.global_) == 400 - 2 + 1
 
 
-def test_steps_are_bounded():
-    these = caches(names_per_endpoint=20_000)
+def test_a_flood_leaves_the_zombies_bounded_at_any_time():
+    these = caches(names_per_endpoint=20_000, zombies_per_endpoint=100)
+    for number in range(20_000):
+        observe(these, "one", b"\x06%06d\x00" % number, (number.to_bytes(4, "big"),), 60, 0.0)
+    zombies, collector, most = these.zombies["one"], Collector(these), 0
+    while not (step := collector.step(61.0, 1)).done:
+        most = max(most, len(zombies))
+        assert step.unreported == 0
+    assert 100 == len(zombies) < most <= 2 * 100 + 2 * 250
+    assert zombies.evicted == 20_000 - 100
+
+
+@pytest.mark.parametrize("zombies", [0, 20_000])
+def test_steps_are_bounded(zombies):
+    these = caches(names_per_endpoint=20_000, zombies_per_endpoint=zombies, unobserved=0.0)
+    these.passes.observing = False
     for number in range(20_000):
         observe(these, "one", b"\x06%06d\x00" % number, (ONE,), 60, 0.0)
     collector, told = Collector(these), []

@@ -53,6 +53,8 @@ def assert_consistent(this):
     assert sorted(this._seconds) == sorted(this._buckets)
     waiting = [(name, due) for due, bucket in this._buckets.items() for name in bucket]
     assert sorted(waiting) == sorted((name, this._forward[name].due) for name in this)
+    assert [held.place for held in this._list] == list(range(len(this)))
+    assert {held.name for held in this._list} == set(this)
     earliest = {name: min(this._forward[name].values()).expiry for name in this}
     assert not this._expires or all(due <= floor(earliest[name]) + 1 for name, due in waiting)
 
@@ -247,6 +249,86 @@ def test_replace_refreshes_and_shrinks_and_never_introduces():
     assert this.replace(A, (ONE,), ()) == [ONE]
     assert A not in this
     assert_consistent(this)
+
+
+def test_replace_keeps_what_it_is_told_to_keep_as_it_is():
+    this = cache(expires=False)
+    this.insert(A, (ONE, TWO), 100, 0.0)
+    assert this.replace(A, (ONE, TWO), (), {TWO, THREE}) == [ONE]
+    assert content(this) == {(A, TWO): Lookup(100.0, 0.0, 100)}
+
+
+@given(st.data())
+def test_a_walk_may_be_interrupted_by_anything(data):
+    this = cache()
+    names = [name for name, _ in zip(fresh_names(), range(30), strict=False)]
+    stay = set(names[:5])
+    this.load([Record(name, Lookup(9e9, 5.0, 60), (ONE,)) for name in data.draw(st.permutations(names[:12]))])
+    seen = []
+    for name in this.walk():
+        seen.append(name)
+        other = data.draw(st.sampled_from(names[5:]))
+        if not this.expire(inf, [other]):
+            this.insert(other, (ONE,), 60, 5.0)
+        assert_consistent(this)
+        assert len(seen) < 1000
+    assert stay <= set(seen)
+
+
+def test_records_may_be_dumped_while_names_come_and_go():
+    this = cache()
+    for name in (A, B, C):
+        this.insert(name, (ONE,), 60, 0.0)
+    dump = this.records()
+    first = next(dump)
+    this.expire(inf, [A, first.name])
+    rest = {record.name for record in dump}
+    assert {first.name, *rest} >= {B, C} - {first.name}
+    assert A not in rest
+
+
+def test_the_records_of_one_name():
+    this = cache()
+    this.insert(A, (ONE, TWO), 60, 0.0)
+    this.insert(A, (TWO, SIX), 60, 1.0)
+    assert sorted(this.records_of(A)) == [
+        Record(A, Lookup(60.0, 0.0, 60), (ONE,)),
+        Record(A, Lookup(61.0, 1.0, 60), (TWO, SIX)),
+    ]
+    assert this.records_of(B) == []
+
+
+def test_whoever_asks_is_told_which_names_have_changed():
+    this = cache(addresses_per_name=1)
+    this.insert(A, (ONE,), 60, 0.0)
+    assert this.changed is None
+    this.changed = set()
+
+    def changed():
+        taken, this.changed = this.changed, set()
+        return taken
+
+    assert changed() == set()
+    this.insert(A, (ONE,), 60, 1.0)
+    assert changed() == {A}
+    this.insert(B, (ONE, TWO), 600, 1.0)
+    this.load([Record(C, Lookup(500.0, 1.0, 60), (ONE,))])
+    assert changed() == {B, C}
+    collect(this, 2.0)
+    assert changed() == {B}
+    collect(this, 62.0)
+    assert changed() == {A}
+    this.expire(inf, [C])
+    assert (changed(), this.overrun) == ({C}, False)
+
+
+def test_changes_have_a_bound_and_what_is_lost_is_said():
+    this = cache(minimum_ttl=60, max_names=10)
+    this.changed = set()
+    for number, name in zip(range(1000), fresh_names(), strict=False):
+        this.insert(name, (ONE,), 0, float(number))
+        assert len(this.changed) <= 4 * 10 + 1
+    assert this.overrun
 
 
 # Order does not matter
@@ -497,6 +579,31 @@ def test_pairs_that_leave_without_a_report_are_counted():
     step = this.collect(0.0, 1000)
     assert (len(step.removed), step.unreported) == (10, 170)
     assert this.collect(0.0, 1000).unreported == 0
+
+
+def test_in_a_full_waiting_room_the_longest_wait_ends_first():
+    this = cache(minimum_ttl=60, max_names=4)
+    names = [name for name, _ in zip(fresh_names(), range(12), strict=False)]
+    pressing = []
+    for number, name in enumerate(names):
+        this.insert(name, (ONE,), 0, float(number))
+        pressing.append(this.pressing)
+    assert pressing == [False] * 6 + [True] * 6  # 4 names and 2 that wait, then more
+    step = this.collect(12.0, 1000)
+    assert ([pair.name for pair in step.removed], step.unreported) == (names[4:8], 4)
+    assert not this.pressing
+
+
+def test_what_was_forced_out_is_not_lost_to_a_flood():
+    this = cache(minimum_ttl=60, max_names=4, addresses_per_name=100)
+    for name in (A, B, C):
+        this.insert(name, (ONE, TWO, THREE, SIX), 0, 0.0)
+    this.expire(inf, [A, B, C])
+    assert this.pressing
+    for number, name in zip(range(6), fresh_names(), strict=False):
+        this.insert(name, (ONE,), 0, float(number))
+    step = this.collect(6.0, 1000)
+    assert (len(step.removed), step.unreported) == (12, 2)
 
 
 def test_the_schedule_never_outgrows_the_names():
