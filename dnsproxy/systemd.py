@@ -1,6 +1,6 @@
 """What systemd and a service tell each other: sockets that are passed in, and states that are passed out.
 
-sd_listen_fds(3), sd_notify(3) and sd_watchdog_enabled(3); all do nothing where the service was not started by systemd.
+sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3): nothing where systemd did not start the service.
 """
 
 from __future__ import annotations

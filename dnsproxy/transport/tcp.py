@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._pump)
 
     def pause(self) -> None:
-        """Read no more queries, and close when those that were read are answered."""
+        """Take no more queries, and close when those that were read are answered."""
         self._ended = True
         if self._made:
             self._pump()
@@ -302,9 +302,9 @@ class Connection(asyncio.BufferedProtocol):
         busy = self._full or self._choked
         if self._ended and self._in_flight <= 0 and not busy:
             self._finish()
-        elif not self._left and self._reading is (busy or self._ended):
-            self._reading = not self._reading
-            (self._transport.resume_reading if self._reading else self._transport.pause_reading)()
+        elif self._reading is busy and not self._left:
+            self._reading = not busy
+            (self._transport.pause_reading if busy else self._transport.resume_reading)()
 
     def _finish(self) -> None:
         """Close; where the client has not ended its side, wait a moment for it to do so."""

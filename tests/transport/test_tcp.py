@@ -604,12 +604,36 @@ async def test_a_paused_connection_does_not_wait_for_its_client_without_end(monk
         await until(lambda: not listener.connections)
 
 
-async def test_a_connection_that_is_made_during_a_pause_is_ended():
-    async with listening(Echo()) as (listener, port), clients(port) as (client,):
-        while not listener.connections:
-            listener._acceptable()
+@pytest.mark.parametrize("in_flight", [1, 128])
+async def test_a_paused_connection_ends_with_its_client_and_keeps_nothing_of_what_it_still_sends(
+    in_flight, monkeypatch
+):
+    monkeypatch.setattr(tcp, "LINGER", 1_000.0)
+    exchange = Later()
+    async with listening(exchange, in_flight=in_flight) as (listener, port), clients(port) as (client,):
+        client.send(message(1))
+        await until(lambda: exchange.waiting)
+        (connection,) = listener.connections
         listener.pause()
-        assert await client.ended()
+        exchange.release()
+        assert await client.receive() == reply_to(message(1))
+        assert await soon(client.reader.read()) == b""
+        client.send(*map(message, range(100)))
+        client.writer.write_eof()
+        await until(lambda: not listener.connections)
+        assert (exchange.asked, len(connection._frames._octets)) == (1, 0)
+
+
+@pytest.mark.parametrize("way", [TcpListener.pause, TcpListener.close])
+async def test_a_connection_that_is_made_when_all_is_over_ends(way):
+    async with listening(Echo()) as (listener, port):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.setblocking(False)
+            listener._acceptable()
+            (connection,) = listener.connections
+            assert not connection._made
+            way(listener)
+            assert await soon(asyncio.get_running_loop().sock_recv(sock, 100)) == b""
 
 
 async def test_whoever_else_has_the_socket_takes_over():
