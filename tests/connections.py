@@ -24,7 +24,7 @@ def _tuple(source, destination, ports, protocol):
     )
 
 
-def entry(source, destination, *, port=1024, protocol=6, state=ESTABLISHED, timeout=600, reply=None):
+def entry(source, destination, *, port=1024, protocol=6, state=ESTABLISHED, timeout=600, reply=None, zone=0):
     """A message that creates a connection, or tells of it; `reply` is (source, destination) after NAT."""
     answer = reply or (destination, source)
     status = _SEEN_REPLY | _ASSURED | _CONFIRMED
@@ -34,6 +34,8 @@ def entry(source, destination, *, port=1024, protocol=6, state=ESTABLISHED, time
         + attribute(3, status.to_bytes(4, "big"))
         + attribute(7, timeout.to_bytes(4, "big"))
     )
+    if zone:
+        body += attribute(18, zone.to_bytes(2, "big"))
     if protocol == 6:
         body += attribute(4 | _NESTED, attribute(1 | _NESTED, attribute(1, bytes((state,)))))
     family = socket.AF_INET if len(source) == 4 else socket.AF_INET6
@@ -42,8 +44,7 @@ def entry(source, destination, *, port=1024, protocol=6, state=ESTABLISHED, time
 
 def create(entries):
     """Put connections into the table of this network namespace; OSError if the kernel refuses one."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 12) as sock:
-        sock.setsockopt(270, 10, 1)  # an error does not repeat the request
+    with _socket() as sock:
         batch = b""
         for each in entries:
             batch += each
@@ -51,6 +52,18 @@ def create(entries):
                 _send(sock, batch)
                 batch = b""
         _send(sock, batch)
+
+
+def flush():
+    """Empty the table of this network namespace."""
+    with _socket() as sock:
+        _send(sock, _HEADER.pack(20, 0x102, 0x5, 0, 0, 0, 0, 0))
+
+
+def _socket():
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 12)
+    made.setsockopt(270, 10, 1)  # an error does not repeat the request
+    return made
 
 
 def _send(sock, batch):
