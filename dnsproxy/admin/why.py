@@ -1,0 +1,153 @@
+"""Why an address is open for an endpoint, or is not: what keeps it, or what is remembered of its end.
+
+For each endpoint three things are looked up and one is concluded:
+
+    lookups    the names that lead to the address while their leases last, and the rules that open it
+    zombie     what connections keep of it after the last lease
+    elements   what the kernel has acknowledged of it in the endpoint's own sets
+    reason     a sentence that says which of them decides
+
+Sets that rules name and those of the user's are everybody's, so their elements stand apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from dnsproxy import addresses, names
+from dnsproxy.admin import views
+from dnsproxy.namemanager.elements import key_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dnsproxy.admin.views import Row, State, Steps
+    from dnsproxy.cache.lookups import LookupCache
+    from dnsproxy.cache.zombies import Departed
+    from dnsproxy.namemanager.elements import SetSpec
+    from dnsproxy.rules.policy import View
+
+CAUSES: Final = {
+    "idle": "its connections were over",
+    "unobserved": "its lease was over, and connections cannot be seen here",
+    "limit": "it made room for others",
+    "evicted live": "it made room for others although it carried a connection",
+    "forced": "it was cleaned away",
+    "dropped": "its endpoint was removed",
+    "off": "its lease was over, and nothing is kept for connections",
+}
+
+
+def why(state: State, address: bytes, endpoint: str | None = None) -> Steps:
+    """Explain one address, for one endpoint or for all that know of it; the last step is the row."""
+    elements: dict[str, list[Row]] = {}
+    for spec, owner in views.specs(state):
+        if endpoint is None or owner in ("", endpoint):
+            yield from _elements(state, spec, address, elements.setdefault(owner, []))
+    found = []
+    for key in state.keys(endpoint):
+        row = _explained(state, key, address, elements.get(key, []))
+        if endpoint is not None or _known(row):
+            found.append(row)
+        yield []
+    yield [
+        {
+            "address": addresses.to_text(address),
+            "endpoints": found,
+            "shared": elements.get("", []),
+            "global": views.short(state.plan.caches.global_.holders(address)),
+        }
+    ]
+
+
+def _known(row: Row) -> bool:
+    return bool(row["lookups"] or row["zombie"] or row["elements"] or row["departed"])
+
+
+def _elements(state: State, spec: SetSpec, address: bytes, found: list[Row]) -> Iterator[list[Row]]:
+    """Add the elements of one set that are about the address; one with ports has to be looked through."""
+    applied = state.plan.applied.get(spec, {})
+    if not applied or (len(address) == 4) is not (spec.version == 4):
+        return
+    if not spec.ports:
+        keys = [address] if address in applied else []
+        found += [_element(spec, key, applied[key]) for key in keys]
+        return
+    for piece in views.pieces(list(applied), views.KEYS):
+        keys = [key for key in piece if key.startswith(address) and key in applied]
+        found += [_element(spec, key, applied[key]) for key in keys]
+        yield []
+
+
+def _element(spec: SetSpec, key: bytes, name: str) -> Row:
+    return {"set": str(spec), "element": key_text(key), "name": name}
+
+
+def _explained(state: State, key: str, address: bytes, elements: list[Row]) -> Row:
+    caches, ahead = state.plan.caches, state.ahead()
+    cache, zombies = caches.endpoints.get(key), caches.zombies.get(key)
+    place = state.plan.places.get(key)
+    lookups: list[Row] = []
+    total = 0
+    if cache is not None and place is not None:
+        holders = list(cache.holders(address))
+        total = len(holders)
+        lookups = [_lookup(state, place.view, cache, name, address) for name in holders[: views.SHORT]]
+    each = None if zombies is None else zombies.of(address)
+    row = {
+        "endpoint-id": key,
+        "lookups": lookups,
+        "lookups-total": total,
+        "zombie": None if zombies is None or each is None else views.zombie(key, zombies, each, ahead),
+        "elements": elements,
+        "departed": None if zombies is None else _departed(zombies.departed.get(address), ahead),
+    }
+    return {**row, "reason": _reason(row)}
+
+
+def _lookup(state: State, view: View, cache: LookupCache, name: bytes, address: bytes) -> Row:
+    lookup, ahead = cache.lookup(name, address), state.ahead()
+    assert lookup is not None, "the reverse map names a pair that is not there"
+    return {
+        "fqdn": names.to_text(name),
+        "ttl": lookup.ttl,
+        "lookup-time": views.moment(lookup.looked_up, ahead),
+        "expiration-time": views.moment(lookup.expiry, ahead),
+        "expired": lookup.expiry < state.clock(),
+        "rules": [views.granted(grant) for grant in view.grants(name).grants],
+    }
+
+
+def _departed(found: Departed | None, ahead: float) -> Row | None:
+    if found is None:
+        return None
+    return {"at": views.moment(found.when, ahead), "names": views.short(found.names), "cause": found.cause}
+
+
+def _reason(row: dict[str, Any]) -> str:
+    """Say in a sentence what decides."""
+    if row["lookups"]:
+        return _while_leased(row)
+    zombie, departed = row["zombie"], row["departed"]
+    if zombie is not None:
+        return {
+            "live": "kept: its lease is over, and the last look at the connections saw one to it",
+            "recent": "kept: its lease is over; until the next looks at the connections it counts as in use",
+            "new": "kept: its lease has just ended; two looks at the connections decide",
+            "idle": "its lease is over and no connection uses it; it goes, or stays with others of its names",
+        }[zombie["state"]]
+    if row["elements"]:
+        return "open, but nothing here wants it any more: the next repair takes it away"
+    if departed is not None:
+        return f"not open: it left at {departed['at']} since {CAUSES[departed['cause']]}"
+    return "not open: no answer brought this endpoint the address, or too long ago to be remembered"
+
+
+def _while_leased(row: dict[str, Any]) -> str:
+    granting = [lookup for lookup in row["lookups"] if lookup["rules"]]
+    if not granting:
+        return f"not open: {row['lookups'][0]['fqdn']} may be asked for, but no rule lets it be connected to"
+    names_ = ", ".join(lookup["fqdn"] for lookup in granting[:3])
+    if not row["elements"]:
+        return f"not open: {names_} grants it, but the kernel has not taken it (yet); see the sets"
+    return f"open: {names_} leads to it"
