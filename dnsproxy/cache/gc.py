@@ -180,7 +180,7 @@ class Collector:
             collected = cache.collect(self._now, PIECE)
             self._put_up(collected, cache, zombies)
             more = collected.more
-            yield 1 + collected.spent
+            yield 1 + 2 * collected.spent
         yield from self._bury(key, cache, zombies)
 
     def _put_up(self, collected: Collected, cache: LookupCache, zombies: Zombies) -> None:
@@ -248,7 +248,7 @@ class Collector:
 
     def _derive(self, name: bytes) -> Iterator[int]:
         """Make the pairs of an affected name what the endpoints know of them."""
-        yield 1 + len(self._caches.endpoints) // 8
+        yield 3 + len(self._caches.endpoints) // 8
         addresses = self._caches.global_.addresses(name)
         for start in range(0, len(addresses), GROUP):
             piece = addresses[start : start + GROUP]
@@ -256,7 +256,7 @@ class Collector:
                 name, piece, self._caches.endpoints.values(), self._of_zombies(name, piece)
             )
             self._step.global_removed += [(name, address) for address in left]
-            yield len(piece) * (1 + len(self._caches.endpoints) // 8)
+            yield len(piece) * (2 + len(self._caches.endpoints) // 8)
 
     def _of_zombies(self, name: bytes, addresses: Iterable[bytes]) -> set[bytes]:
         """Return those of the addresses that a zombie has by this name."""

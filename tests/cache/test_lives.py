@@ -33,7 +33,7 @@ TTLS = st.sampled_from((0, 2, 5, 90))
 SECONDS = st.sampled_from((0.25, 1.0, 3.0, 100.0))
 CONNECTIONS = st.sets(st.tuples(KEYS, ADDRESSES), max_size=4)
 
-MINIMUM_TTL, MAXIMUM, UNOBSERVED = 1, 3, 50.0
+MINIMUM_TTL, MAXIMUM, UNOBSERVED = 1, 2, 50.0
 
 
 # The specification
@@ -312,7 +312,6 @@ class LifetimeMachine(Machine):
     def start(self, per_name, grace):
         self.begin_with(per_name, grace)
         self.plain = Specification(per_name, grace)
-        self.ever = set()
 
     @rule(key=KEYS, name=NAMES, answer=ANSWERS, ttl=TTLS)
     def observe(self, key, name, answer, ttl):
@@ -349,7 +348,15 @@ class LifetimeMachine(Machine):
         self.see(connections)
         self.complete()
 
-    @rule(observing=st.booleans())
+    @rule(key=KEYS, name=NAMES, answer=ANSWERS)
+    def learn_and_lose(self, key, name, answer):
+        """The short way to zombies."""
+        self.observe(key, name, answer, 0)
+        self.wait(0.25)
+        self.force({name})
+        self.collect(5)
+
+    @rule(observing=st.sampled_from((True, True, True, False)))
     def gain_or_lose_sight(self, observing):
         self.real.passes.observing = self.plain.observing = observing
 
@@ -365,6 +372,7 @@ class LifetimeMachine(Machine):
         self.real.of(key)
         self.plain.drop(key)
 
+    @precondition(lambda self: self.plain.undead)
     @rule()
     def restart(self):
         """Dump and load through plain records, as the store does."""
@@ -537,7 +545,7 @@ class ConnectionMachine(Machine):
             assert held - self.awaited() <= self.mirror
 
 
-LifetimeMachine.TestCase.settings = settings(max_examples=10_000 if DEEP else 80, stateful_step_count=40)
-ConnectionMachine.TestCase.settings = settings(max_examples=10_000 if DEEP else 80, stateful_step_count=40)
+LifetimeMachine.TestCase.settings = settings(max_examples=10_000 if DEEP else 100, stateful_step_count=40)
+ConnectionMachine.TestCase.settings = settings(max_examples=10_000 if DEEP else 100, stateful_step_count=40)
 test_addresses_live_exactly_as_specified = LifetimeMachine.TestCase
 test_no_connection_loses_its_address_and_no_pair_vanishes_silently = ConnectionMachine.TestCase
