@@ -110,9 +110,12 @@ def test_only_owner_and_group_may_connect():
         with server.open_socket(path) as listening:
             listening.listen()
             os.chown(path, 0, 4711)
-            with socket.socket(socket.AF_UNIX) as client, somebody(65534, 65534):
-                with pytest.raises(PermissionError):
-                    client.connect(str(path))
+            with (
+                socket.socket(socket.AF_UNIX) as client,
+                somebody(65534, 65534),
+                pytest.raises(PermissionError),
+            ):
+                client.connect(str(path))
             with socket.socket(socket.AF_UNIX) as client, somebody(65534, 4711):
                 client.connect(str(path))
 
