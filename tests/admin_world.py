@@ -131,9 +131,9 @@ class World:
     @asynccontextmanager
     async def writing(self):
         """Run the manager: what was learned gets into the sets."""
-        await self.manager.start()
         task = asyncio.ensure_future(self.manager.run())
         try:
+            await asyncio.wait_for(self.manager.ready.wait(), 10)
             yield self
         finally:
             task.cancel()
@@ -147,13 +147,3 @@ def rows(steps) -> list[dict]:
 
 
 __all__ = ["AHEAD", "CI", "HOST", "POLICY", "WEB", "Ring", "World", "rows"]
-
-# Until the writer has them:
-if not hasattr(Plan, "places"):
-    Plan.places = property(lambda self: self._places)
-if not hasattr(NameManager, "resync"):
-    NameManager.resync = lambda self: self._repair()
-    NameManager.collect_soon = lambda self: None
-    from dnsproxy.histogram import Histogram
-
-    NameManager.hold_seconds = Histogram((0.001, 0.1))

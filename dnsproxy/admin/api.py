@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from dnsproxy.admin.views import Row, State, Steps
     from dnsproxy.events import Ring
+    from dnsproxy.namemanager.elements import SetSpec
 
 LOOKERS: Final = 16  # who may look on at events at the same time
 LINES_A_TURN: Final = 100  # events looked at before the loop turns, some 2 ms
@@ -183,14 +184,22 @@ async def _verify(call: Call) -> Answer:
 
 async def _verified(state: State, endpoint: str | None) -> AsyncGenerator[list[Row], None]:
     for spec, owner in views.specs(state, endpoint):
-        before = list(state.plan.applied.get(spec, ()))
         try:
-            content = await state.sets.read(spec)
+            yield [await _compared(state, spec, owner)]
         except (DnsproxyError, OSError) as error:
-            yield [views.unread(spec, owner, len(before), str(error))]
-            continue
-        async for step in paced(views.compared(state, spec, owner, before, content)):
-            yield step
+            yield [views.unread(spec, owner, len(state.plan.applied.get(spec, ())), str(error))]
+
+
+async def _compared(state: State, spec: SetSpec, owner: str) -> Row:
+    difference, applied = views.Difference(spec), state.plan.applied
+    content = await state.sets.read(spec)
+    for _ in difference.look(applied.get(spec, {}), content):
+        await asyncio.sleep(0)
+    if difference:
+        content = await state.sets.read(spec)
+        for _ in difference.confirm(applied.get(spec, {}), content):
+            await asyncio.sleep(0)
+    return difference.row(owner, applied.get(spec, {}), content)
 
 
 async def _resync(call: Call) -> Answer:

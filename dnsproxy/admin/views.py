@@ -16,7 +16,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dnsproxy import addresses, names, times
-from dnsproxy.namemanager.elements import PROTOCOLS, key_text
+from dnsproxy.namemanager.elements import PROTOCOLS, address_of, key_text
 from dnsproxy.servers import FAILURES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dnsproxy.endpoints import Endpoint, EndpointTable
     from dnsproxy.events import Fan
     from dnsproxy.exchange import Exchange
-    from dnsproxy.namemanager.elements import SetSpec
+    from dnsproxy.namemanager.elements import Element, SetSpec
     from dnsproxy.namemanager.manager import NameManager, Sets
     from dnsproxy.namemanager.plan import Plan
     from dnsproxy.rules.pattern import Pattern
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from dnsproxy.rules.statements import Asking, Statement
     from dnsproxy.servers import Server
 
-BUDGET: Final = 1000  # units in one step, 1 to 2 ms
+BUDGET: Final = 500  # units in one step, about a millisecond
 SHOWN: Final = 10  # units that a row's name or address costs; one that is passed over costs 1
-KEYS: Final = 20_000  # keys of a set compared in one step, some 2 ms
+KEYS: Final = 4_000  # keys of a set compared in one step, less than a millisecond
+WISHES: Final = 100  # elements of which it is worked out whether they are wanted, in one step
 SHORT: Final = 100  # entries of a list inside a row; its length is told beside it
 EXAMPLES: Final = 10  # elements that a comparison names
 
@@ -405,29 +406,60 @@ def _range(protocol: int, first: int, last: int) -> str:
 
 
 def sets(state: State, endpoint: str | None = None) -> Steps:
-    """List the sets: what caches and policy want in each, and what the kernel has acknowledged."""
+    """List the sets: what caches and policy want in each, and what the kernel has acknowledged.
+
+    What is wanted is counted, not gathered: it is what is applied, but for what nothing wants any more, and
+    what is missing.
+    """
     plan = state.plan
-    wanted: dict[SetSpec, dict[bytes, str]] = {}
-    for _ in plan.wanted(wanted):
-        yield []
+    missing: dict[SetSpec, set[bytes]] = {}
+    for looked, wish in enumerate(_wishes(state, endpoint), 1):
+        if wish is not None and wish.key not in plan.applied.get(wish.spec, ()):
+            missing.setdefault(wish.spec, set()).add(wish.key)
+        if looked % WISHES == 0:
+            yield []
     for spec, owner in specs(state, endpoint):
-        ours, theirs = wanted.get(spec, {}), plan.applied.get(spec, {})
-        missing = extra = 0
-        for piece in pieces(list(ours), KEYS):
-            missing += sum(key not in theirs for key in piece)
+        extra = 0
+        for piece in pieces(list(plan.applied.get(spec, ())), WISHES):
+            extra += sum(not _wants(state, owner, spec, key) for key in piece)
             yield []
-        for piece in pieces(list(theirs), KEYS):
-            extra += sum(key not in ours for key in piece)
-            yield []
-        numbers = {"wanted": len(ours), "applied": len(theirs), "missing": missing, "extra": extra}
-        yield [{**_set(spec, owner), **numbers, "failing": state.manager.failing.get(spec)}]
+        applied, lacking = len(plan.applied.get(spec, ())), len(missing.get(spec, ()))
+        numbers = {"wanted": max(0, applied - extra) + lacking, "applied": applied}
+        failing = state.manager.failing.get(spec)
+        yield [{**_set(spec, owner), **numbers, "missing": lacking, "extra": extra, "failing": failing}]
+
+
+def _wishes(state: State, endpoint: str | None) -> Iterator[Element | None]:
+    """Walk over all that is wanted, once for each name that wants it; None for each name looked at."""
+    plan = state.plan
+    for key in state.keys(endpoint):
+        if (place := plan.places.get(key)) is None:
+            continue
+        for name in list(place.cache):
+            yield None
+            yield from plan.opens(key, [(place.view.grants(name), name)], place.cache.addresses(name))
+        for each in place.zombies:
+            for name in list(each.names):
+                yield None
+                yield from plan.opens(key, [(place.view.grants(name), name)], (each.address,))
+
+
+def _wants(state: State, owner: str, spec: SetSpec, key: bytes) -> bool:
+    """Tell whether a name of an endpoint still opens an element."""
+    plan, address = state.plan, address_of(key)
+    places = [plan.places[owner]] if owner in plan.places else plan.places.values()
+    return any(
+        (element.spec, element.key) == (spec, key)
+        for place in places
+        for name in place.names(address)
+        for element in plan.opens(place.key, [(place.view.grants(name), name)], (address,))
+    )
 
 
 def specs(state: State, endpoint: str | None = None) -> list[tuple[SetSpec, str]]:
-    """Return the sets that exist on our account, each with the endpoint that it is for, or "" for several."""
+    """Return the sets that may hold something of ours, each with its endpoint, "" if shared."""
     owners = {spec: key for key, place in state.plan.places.items() for spec in place.sets.values()}
-    every = {**dict.fromkeys(state.plan.specs()), **dict.fromkeys(state.plan.applied)}
-    found = ((spec, owners.get(spec, "")) for spec in every)
+    found = ((spec, owners.get(spec, "")) for spec in state.plan.sets())
     return [(spec, owner) for spec, owner in found if endpoint in (None, owner)]
 
 
@@ -435,38 +467,52 @@ def _set(spec: SetSpec, owner: str) -> Row:
     return {"set": str(spec), "endpoint-id": owner, "ours": spec.ours}
 
 
-def compared(
-    state: State, spec: SetSpec, owner: str, before: list[bytes], content: Mapping[bytes, str]
-) -> Steps:
-    """Compare what was read of a set with what counts as applied; the last step is the row.
+class Difference:
+    """How a set that was read back differs from what counts as applied.
 
-    `before` is what counted when the reading began. What is written at this moment is no difference: an
-    element is missing if it counted before and counts now, and one too many only if it did neither.
+    Elements are written while a set is being read. What seems to differ is therefore looked at once more in a
+    second reading; what was only on its way is in order by then.
     """
-    applied = state.plan.applied.get(spec, {})
-    known: set[bytes] = set()
-    missing: list[bytes] = []
-    for piece in pieces(before, KEYS):
-        known.update(piece)
-        missing += [key for key in piece if key not in content and key in applied]
-        yield []
-    extra: list[bytes] = []
-    for piece in pieces(list(content) if spec.ours else (), KEYS):
-        extra += [key for key in piece if key not in known and key not in applied]
-        yield []
-    examples = [_example(key, "missing", applied.get(key, "")) for key in missing[:EXAMPLES]]
-    examples += [_example(key, "extra", content[key]) for key in extra[: EXAMPLES - len(examples)]]
-    yield [
-        {
-            **_set(spec, owner),
-            "kernel": len(content),
-            "applied": len(applied),
-            "missing": len(missing),
-            "extra": len(extra),
-            "examples": examples,
-            "error": None,
-        }
-    ]
+
+    def __init__(self, spec: SetSpec) -> None:
+        self.missing: list[bytes] = []
+        self.extra: list[bytes] = []
+        self._spec = spec
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.extra)
+
+    def look(self, applied: Mapping[bytes, str], content: Mapping[bytes, str]) -> Iterator[None]:
+        """Find what differs, in steps. In a set of the user's, what is theirs does not."""
+        yield from self._look(list(applied), list(content) if self._spec.ours else [], applied, content)
+
+    def confirm(self, applied: Mapping[bytes, str], content: Mapping[bytes, str]) -> Iterator[None]:
+        """Drop what does not differ any more, in steps."""
+        missing, extra, self.missing, self.extra = self.missing, self.extra, [], []
+        yield from self._look(missing, extra, applied, content)
+
+    def _look(
+        self,
+        missing: list[bytes],
+        extra: list[bytes],
+        applied: Mapping[bytes, str],
+        content: Mapping[bytes, str],
+    ) -> Iterator[None]:
+        for piece in pieces(missing, KEYS):
+            self.missing += [key for key in piece if key in applied and key not in content]
+            yield
+        for piece in pieces(extra, KEYS):
+            self.extra += [key for key in piece if key in content and key not in applied]
+            yield
+
+    def row(self, owner: str, applied: Mapping[bytes, str], content: Mapping[bytes, str]) -> Row:
+        """Return the row of a set that was read."""
+        examples = [_example(key, "missing", applied.get(key, "")) for key in self.missing[:EXAMPLES]]
+        left = EXAMPLES - len(examples)
+        examples += [_example(key, "extra", content.get(key, "")) for key in self.extra[:left]]
+        numbers = {"kernel": len(content), "applied": len(applied)}
+        differing = {"missing": len(self.missing), "extra": len(self.extra)}
+        return {**_set(self._spec, owner), **numbers, **differing, "examples": examples, "error": None}
 
 
 def unread(spec: SetSpec, owner: str, applied: int, error: str) -> Row:

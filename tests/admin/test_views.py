@@ -137,7 +137,7 @@ def test_a_filter_that_nothing_passes_still_works_in_steps(world):
     for number in range(5 * views.BUDGET):
         world.learn(CI, f"n{number}.example.com", "93.184.216.34")
     steps = list(views.lookups(world.state, Chosen(match_pattern("other.example.com"))))
-    assert steps == [[]] * 6
+    assert steps == [[]] * 6, "five steps that do nothing but look, and the end"
 
 
 # -- endpoints and zombies ------------------------------------------------------------------------------
@@ -320,8 +320,14 @@ def test_sets_of_one_endpoint_and_those_that_are_nobodys(world):
     assert set_rows(world)["inet dnsproxy git4"]["endpoint-id"] == ""
 
 
-def compared(world, spec, before, content) -> dict:
-    (row,) = fits(schema.Verified, rows(views.compared(world.state, spec, CI, before, content)))
+def compared(world, spec, *contents) -> dict:
+    """Return the row of a set that was read one or two times."""
+    difference, applied = views.Difference(spec), world.plan.applied.get(spec, {})
+    for step, content in zip((difference.look, difference.confirm), contents, strict=False):
+        for _ in step(applied, content):
+            pass
+    row = difference.row(CI, applied, contents[-1])
+    schema.Verified.model_validate(row)
     return row
 
 
@@ -329,7 +335,8 @@ def test_what_the_kernel_lacks_and_what_it_has_too_much(world):
     spec = endpoint_set(TABLE, CI, 4, ports=False)
     gone, kept, alien = (addresses.from_text(f"93.184.216.{last}") for last in (1, 2, 3))
     world.plan.applied[spec] = {gone: "a.example.com.", kept: "b.example.com."}
-    row = compared(world, spec, [gone, kept], {kept: "b.example.com.", alien: ""})
+    content = {kept: "b.example.com.", alien: ""}
+    row = compared(world, spec, content, content)
     assert (row["kernel"], row["applied"], row["missing"], row["extra"]) == (2, 2, 1, 1)
     assert row["examples"] == [
         {"element": "93.184.216.1", "problem": "missing", "name": "a.example.com."},
@@ -340,14 +347,24 @@ def test_what_the_kernel_lacks_and_what_it_has_too_much(world):
 def test_what_is_written_during_the_reading_is_no_difference(world):
     spec = endpoint_set(TABLE, CI, 4, ports=False)
     added, deleted = (addresses.from_text(f"93.184.216.{last}") for last in (1, 2))
-    world.plan.applied[spec] = {added: "a.example.com."}  # now; `deleted` counted when the reading began
-    row = compared(world, spec, [deleted], {deleted: "b.example.com."})
-    assert (row["missing"], row["extra"]) == (0, 0)
+    world.plan.applied[spec] = {added: "a.example.com."}  # counts by now, and `deleted` no more
+    early, late = {deleted: "b.example.com."}, {added: "a.example.com."}
+    assert [compared(world, spec, early)[key] for key in ("missing", "extra")] == [1, 1]
+    assert [compared(world, spec, early, late)[key] for key in ("missing", "extra")] == [0, 0]
+
+
+def test_no_more_than_some_examples(world):
+    spec = endpoint_set(TABLE, CI, 4, ports=False)
+    lost = {addresses.from_text(f"93.184.216.{last}"): "a." for last in range(views.EXAMPLES - 1)}
+    world.plan.applied[spec] = lost
+    content = {addresses.from_text(f"93.184.217.{last}"): "b." for last in range(5)}
+    row = compared(world, spec, content, content)
+    assert [each["problem"] for each in row["examples"]] == ["missing"] * (views.EXAMPLES - 1) + ["extra"]
 
 
 def test_what_a_user_keeps_in_a_set_of_theirs_is_not_too_much(world):
     spec = endpoint_set(TABLE, CI, 4, ports=False)._replace(ours=False)
-    row = compared(world, spec, [], {addresses.from_text("93.184.216.1"): "mine"})
+    row = compared(world, spec, {addresses.from_text("93.184.216.1"): "mine"})
     assert (row["extra"], row["examples"]) == (0, [])
 
 
