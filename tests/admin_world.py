@@ -11,10 +11,12 @@ from fakes import FakeSets, Sent
 from dnsproxy import addresses, names
 from dnsproxy.admin.views import State
 from dnsproxy.cache.gc import Caches, Collector
+from dnsproxy.errors import RightsError
 from dnsproxy.events import Fan, Ring
 from dnsproxy.exchange import Exchange
 from dnsproxy.namemanager.manager import NameManager
 from dnsproxy.namemanager.plan import Plan
+from dnsproxy.namemanager.tracker import Tracker
 from dnsproxy.rules.policy import load
 from dnsproxy.servers import Routes, Server
 
@@ -51,6 +53,16 @@ CI, WEB, HOST = "default/ci", "shop/web", "default/host"
 
 
 @dataclass
+class Reading:
+    """A look through a table of connections that is empty."""
+
+    live: dict[str, set[bytes]] = field(default_factory=dict)
+    entries: int = 17
+    whole: bool = True
+    untracked: frozenset[int] = frozenset()
+
+
+@dataclass
 class World:
     """The state, what is behind it, and a clock that stands still."""
 
@@ -59,6 +71,7 @@ class World:
     faults: dict[str, str] = field(default_factory=dict)
     listening: tuple[str, ...] = ("127.0.0.1:53",)
     reloads: int = 0
+    unreadable: str = ""
 
     def __post_init__(self) -> None:
         self.endpoints, self.policy = load([("policies.yaml", self.text)])
@@ -74,6 +87,7 @@ class World:
         self.exchange = Exchange(
             endpoints=self.endpoints, policy=self.policy, routes=routes, plan=self.plan, waiting=self.manager
         )
+        self.tracker = Tracker(self.read, self.caches, lambda: self.endpoints, clock=self.clock)
         self.fan = Fan(self.exchange.set_events)
         self.out = Sent()
         self.state = State(
@@ -89,7 +103,7 @@ class World:
             faults=lambda: self.faults,
             restored=lambda: True,
             reload=self.reload,
-            pass_now=self.pass_now,
+            tracker=self.tracker,
             store=lambda: {"age": 2.5, "batches": 3, "problem": None},
             clock=self.clock,
             wall=lambda: self.now + AHEAD,
@@ -104,10 +118,10 @@ class World:
         self.reloads += 1
         return sorted(self.faults.values())
 
-    async def pass_now(self) -> bool:
-        passes = self.caches.passes
-        passes.complete(passes.begin(), self.now, self.now + 30)
-        return True
+    async def read(self, owner) -> Reading:
+        if self.unreadable:
+            raise RightsError(self.unreadable)
+        return Reading()
 
     def learn(self, key: str, name: str, *found: str, ttl: int = 300) -> None:
         """Let an endpoint have an answer."""

@@ -220,11 +220,10 @@ async def _reload(call: Call) -> Answer:
 
 
 async def _pass(call: Call) -> Answer:
-    await call.state.pass_now()
-    row = views.conntrack(call.state)
-    if not row["observing"]:
-        raise ApiError(409, "connections cannot be read here; the log says why")
-    return row
+    tracker = call.state.tracker
+    if not await tracker.pass_now():
+        raise ApiError(409, f"the look was not completed: {tracker.problem or 'endpoints have changed'}")
+    return views.conntrack(call.state)
 
 
 # -- events -------------------------------------------------------------------------------------------------

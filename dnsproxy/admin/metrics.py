@@ -155,7 +155,9 @@ def _sets(manager: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("sets_state", "1 for the state that the sets are in", states)
     yield _gauge("sets_failing", "sets that cannot be filled", [({}, len(manager["failing"]))])
     yield _gauge("sets_elements", "elements that the kernel has acknowledged", [({}, manager["applied"])])
+    yield _gauge("sets_doubted", "elements that may be there and do not count", [({}, manager["doubted"])])
     for key, help_ in {
+        "not_learned": "addresses of answers with too many of them",
         "batches": "transactions",
         "elements": "elements written or deleted",
         "repairs": "repairs",
@@ -175,7 +177,11 @@ def _sets(manager: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _passes(state: State) -> Iterator[Metric]:
     passes = state.plan.caches.passes
+    tracker = state.tracker
     yield _counter("conntrack_passes_begun_total", "looks through the connections", [({}, passes.begun)])
+    yield _counter("conntrack_passes_failed_total", "looks that were not completed", [({}, tracker.failures)])
+    yield _gauge("conntrack_pass_seconds", "what the last one took", [({}, tracker.seconds)])
+    yield _gauge("conntrack_entries", "connections that the last one saw", [({}, tracker.entries)])
     completed = passes.completed
     yield _gauge("conntrack_last_completed_pass", "serial of the last that was completed", [({}, completed)])
     yield _gauge("conntrack_observing", "whether connections can be seen", [({}, int(passes.observing))])

@@ -333,10 +333,14 @@ class Conntrack(Model):
     """What is known of the passes over the kernel's connections."""
 
     observing: bool
+    problem: str | None
     begun: Count
     completed: Count
     started_at: Time
     next_at: Time
+    seconds: Annotated[float, Field(ge=0, description="that the last one took")]
+    entries: Annotated[Count, Field(description="connections that it saw")]
+    failures: Annotated[Count, Field(description="that were not completed")]
 
 
 class Upstream(Model):

@@ -3,7 +3,8 @@
 A listing may be long, a million pairs, and answers must not wait for it. So every listing is a generator of
 *steps*, each a list of rows (often an empty one) that took a bounded amount of work; whoever sends them lets
 the loop turn between two. The state moves meanwhile: names come and go, a reload swaps the policy. A listing
-is therefore not a snapshot. What it promises is that what was there all the time is in it, once.
+is therefore not a snapshot. What it promises is that what was there all the time is in it; if other things
+went meanwhile, it may be there twice.
 
 Keys and their meaning stand in `schema.py`; a test holds the two against each other. Times in rows are text,
 those of the state are monotonic seconds: `State.ahead` is the difference.
@@ -12,6 +13,7 @@ those of the state are monotonic seconds: `State.ahead` is the difference.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from dnsproxy.namemanager.elements import Element, SetSpec
     from dnsproxy.namemanager.manager import NameManager, Sets
     from dnsproxy.namemanager.plan import Plan
+    from dnsproxy.namemanager.tracker import Tracker
     from dnsproxy.rules.pattern import Pattern
     from dnsproxy.rules.policy import Grant, Rule
     from dnsproxy.rules.statements import Asking, Statement
@@ -54,15 +57,15 @@ class State:
 
     `reload` returns the faults that kept it from happening, none if it happened; `faults` are those of files
     that are not in force; `listening` the addresses that are served; `restored` tells that what the last
-    process knew is back; `store` gives the state of what is written to disk. `pass_now` looks through the
-    connections and tells whether that was completed. `clock` is that of everything in memory, `wall` gives
-    seconds since 1970.
+    process knew is back; `store` gives the state of what is written to disk. `clock` is that of everything in
+    memory, `wall` gives seconds since 1970.
     """
 
     plan: Plan
     manager: NameManager
     exchange: Exchange
     collector: Collector
+    tracker: Tracker
     sets: Sets
     events: Fan
     endpoints: Callable[[], EndpointTable]
@@ -71,7 +74,6 @@ class State:
     faults: Callable[[], Mapping[str, str]]
     restored: Callable[[], bool]
     reload: Callable[[], Awaitable[Sequence[str]]]
-    pass_now: Callable[[], Awaitable[bool]]
     store: Callable[[], Mapping[str, Any] | None]
     clock: Callable[[], float]
     wall: Callable[[], float]
@@ -188,7 +190,7 @@ def _lookups(
 def _leases(
     key: str, source: str, cache: LookupCache, chosen: Chosen, ahead: float
 ) -> Iterator[tuple[int, list[Row]]]:
-    for name in list(cache):
+    for name in cache.walk():
         if not chosen.name(name):
             yield 1, []
             continue
@@ -302,7 +304,8 @@ def selectors(state: State) -> Steps:
     counts = {number: [0, 0, 0] for number in found}
     for cache in list(state.plan.caches.endpoints.values()):
         seen: set[int] = set()
-        for step in pieces(list(cache), SHORT):
+        walk = cache.walk()
+        while step := list(islice(walk, SHORT)):
             for name in step:
                 for number in policy.index.match(name):
                     if number in counts:
@@ -435,7 +438,7 @@ def _wishes(state: State, endpoint: str | None) -> Iterator[Element | None]:
     for key in state.keys(endpoint):
         if (place := plan.places.get(key)) is None:
             continue
-        for name in list(place.cache):
+        for name in place.cache.walk():
             yield None
             yield from plan.opens(key, [(place.view.grants(name), name)], place.cache.addresses(name))
         for each in place.zombies:
@@ -530,13 +533,17 @@ def _example(key: bytes, problem: str, name: str) -> Row:
 
 def conntrack(state: State) -> Row:
     """Return what is known of the passes over the kernel's connections."""
-    passes, ahead = state.plan.caches.passes, state.ahead()
+    passes, tracker, ahead = state.plan.caches.passes, state.tracker, state.ahead()
     return {
         "observing": passes.observing,
+        "problem": tracker.problem,
         "begun": passes.begun,
         "completed": passes.completed,
         "started-at": moment(passes.started_at, ahead),
         "next-at": moment(passes.next_at, ahead),
+        "seconds": tracker.seconds,
+        "entries": tracker.entries,
+        "failures": tracker.failures,
     }
 
 

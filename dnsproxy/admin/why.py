@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dnsproxy import addresses, names
 from dnsproxy.admin import views
-from dnsproxy.namemanager.elements import key_text
+from dnsproxy.namemanager.elements import key_suffix, key_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from dnsproxy.admin.views import Row, State, Steps
     from dnsproxy.cache.lookups import LookupCache
     from dnsproxy.cache.zombies import Departed
     from dnsproxy.namemanager.elements import SetSpec
+    from dnsproxy.namemanager.plan import Place
     from dnsproxy.rules.policy import View
 
 CAUSES: Final = {
@@ -40,21 +41,18 @@ CAUSES: Final = {
 
 def why(state: State, address: bytes, endpoint: str | None = None) -> Steps:
     """Explain one address, for one endpoint or for all that know of it; the last step is the row."""
-    elements: dict[str, list[Row]] = {}
-    for spec, owner in views.specs(state):
-        if endpoint is None or owner in ("", endpoint):
-            yield from _elements(state, spec, address, elements.setdefault(owner, []))
-    found = []
+    found: list[Row] = []
     for key in state.keys(endpoint):
-        row = _explained(state, key, address, elements.get(key, []))
+        row = _explained(state, key, address)
         if endpoint is not None or _known(row):
             found.append(row)
         yield []
+    shared = [spec for spec, owner in views.specs(state) if not owner]
     yield [
         {
             "address": addresses.to_text(address),
             "endpoints": found,
-            "shared": elements.get("", []),
+            "shared": [each for spec in shared for each in _elements(state, spec, [address])],
             "global": views.short(state.plan.caches.global_.holders(address)),
         }
     ]
@@ -64,26 +62,32 @@ def _known(row: Row) -> bool:
     return bool(row["lookups"] or row["zombie"] or row["elements"] or row["departed"])
 
 
-def _elements(state: State, spec: SetSpec, address: bytes, found: list[Row]) -> Iterator[list[Row]]:
-    """Add the elements of one set that are about the address; one with ports has to be looked through."""
+def _own(state: State, place: Place, address: bytes) -> list[Row]:
+    """Return the elements in an endpoint's own sets, for all ports that its rules name."""
+    ports = {
+        port
+        for statement in state.plan.policy.selecting(place.view.endpoint)
+        for _, grant in statement.connects
+        for port in grant.ports or ()
+    }
+    version = 4 if len(address) == 4 else 6
+    keys = [address + key_suffix(*port) for port in sorted(ports)]
+    return [
+        *_elements(state, place.sets[False, version], [address]),
+        *_elements(state, place.sets[True, version], keys),
+    ]
+
+
+def _elements(state: State, spec: SetSpec, keys: Iterable[bytes]) -> list[Row]:
     applied = state.plan.applied.get(spec, {})
-    if not applied or (len(address) == 4) is not (spec.version == 4):
-        return
-    if not spec.ports:
-        keys = [address] if address in applied else []
-        found += [_element(spec, key, applied[key]) for key in keys]
-        return
-    for piece in views.pieces(list(applied), views.KEYS):
-        keys = [key for key in piece if key.startswith(address) and key in applied]
-        found += [_element(spec, key, applied[key]) for key in keys]
-        yield []
+    return [_element(spec, key, applied[key]) for key in keys if key in applied]
 
 
 def _element(spec: SetSpec, key: bytes, name: str) -> Row:
     return {"set": str(spec), "element": key_text(key), "name": name}
 
 
-def _explained(state: State, key: str, address: bytes, elements: list[Row]) -> Row:
+def _explained(state: State, key: str, address: bytes) -> Row:
     caches, ahead = state.plan.caches, state.ahead()
     cache, zombies = caches.endpoints.get(key), caches.zombies.get(key)
     place = state.plan.places.get(key)
@@ -99,7 +103,7 @@ def _explained(state: State, key: str, address: bytes, elements: list[Row]) -> R
         "lookups": lookups,
         "lookups-total": total,
         "zombie": None if zombies is None or each is None else views.zombie(key, zombies, each, ahead),
-        "elements": elements,
+        "elements": [] if place is None else _own(state, place, address),
         "departed": None if zombies is None else _departed(zombies.departed.get(address), ahead),
     }
     return {**row, "reason": _reason(row)}

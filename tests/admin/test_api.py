@@ -169,9 +169,13 @@ async def test_a_pass_is_answered_with_what_it_knows_or_with_why_not(tmp_path):
     world = World()
     async with asking(world, tmp_path) as call:
         status, body = await call("POST", "/v1/conntrack/pass")
-        assert (status, body["completed"]) == (200, 1)
-        world.caches.passes.observing = False
-        assert (await call("POST", "/v1/conntrack/pass"))[0] == 409
+        assert (status, body["completed"], body["entries"]) == (200, 1, 17)
+        world.unreadable = "no right to"
+        status, body = await call("POST", "/v1/conntrack/pass")
+        assert status == 409
+        assert "no right to" in body["error"]
+        _, body = await call("GET", "/v1/conntrack")
+        assert (body["failures"], body["problem"]) == (1, "no right to")
 
 
 async def test_health_names_what_is_not_ready(tmp_path):
