@@ -7,7 +7,7 @@ operator claims a prefix that is at least as specific.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
@@ -36,11 +36,10 @@ class Endpoint:
     prefixes: tuple[Network, ...]
     deny: str | None = None
     declared: bool = True
+    key: str = field(init=False)  # `namespace/name`, which no two endpoints share
 
-    @property
-    def key(self) -> str:
-        """`namespace/name`, which no two endpoints share."""
-        return f"{self.namespace}/{self.name}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
 
 def built_in_host() -> Endpoint:

@@ -207,6 +207,9 @@ class Answer(NamedTuple):
     applied: bool
 
 
+ZOMBIES = ("zombies_per_endpoint", "grace", "unobserved")  # off, unless a test sets them
+
+
 class Writer:
     """A NameManager on fake sets, with real policy, caches and plan.
 
@@ -218,7 +221,7 @@ class Writer:
         self, text: str, sets: FakeSets | None = None, *, hold: float = 0.1, **settings: Any
     ) -> None:
         bounds = {"minimum_ttl": 60, "addresses_per_name": 1000, "names_per_endpoint": 100_000}
-        bounds |= {key: settings.pop(key) for key in bounds if key in settings}
+        bounds |= {key: settings.pop(key) for key in (*bounds, *ZOMBIES) if key in settings}
         self.sets = sets or FakeSets()
         self.endpoints, self.policy = load([("policies.yaml", text)], enforcement="default")
         self.caches = Caches(**bounds)
@@ -237,10 +240,7 @@ class Writer:
         """Return everything that an answer opens."""
         view = self.view(who)
         grants = view.grants(_wire(text))
-        learned = [each for each in addresses if self.plan.permits(grants, each)]
-        return [
-            each for one in learned for each in self.plan.elements_of(view.endpoint, grants, text + ".", one)
-        ]
+        return list(self.plan.opens(view.endpoint.key, [(grants, _wire(text))], addresses))
 
     def ask(self, text: str, *addresses: bytes, who: str = "ci", ttl: int = 0) -> int:
         """Play the exchange: an answer has come, and is released or held; return its number."""
@@ -259,10 +259,24 @@ class Writer:
 
         if lacking:
             sink = CallSink(lambda wire, peer: leave(wire, True))
-            self.manager.send(b"answer", Hold(lacking, sink, "peer", now, now + self.hold, b"refusal", done))
+            hold = Hold(lacking, sink, "peer", now, now + self.hold, b"refusal", done)
+            hold.owner = view.endpoint.key
+            hold.judge = lambda: self.judge(who, name, addresses, ttl)
+            self.manager.send(b"answer", hold)
         else:
             leave(b"answer", False)
         return number
+
+    def judge(self, who: str, name: bytes, addresses: tuple[bytes, ...], ttl: int) -> Any:
+        """Play the exchange once more: what an answer opens after a reload, or the denial."""
+        endpoint = next((each for each in self.endpoints.endpoints if each.name == who), None)
+        if endpoint is None:
+            return b"denial"
+        view = self.policy.view(endpoint)
+        verdict = view.verdict(name)
+        if not verdict.allowed:
+            return b"denial"
+        return self.plan.observe(view, verdict.grants, name, addresses, ttl, self.clock())
 
     def swap(self, text: str) -> None:
         """Reload."""
@@ -291,10 +305,10 @@ class Writer:
     @asynccontextmanager
     async def running(self, *, start: bool = True) -> AsyncIterator[Writer]:
         """Start, run until the end of the block, and stop."""
-        if start:
-            await self.manager.start()
         task = asyncio.ensure_future(self.manager.run())
         try:
+            if start:
+                await self.manager.ready.wait()
             yield self
         finally:
             task.cancel()

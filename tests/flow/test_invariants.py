@@ -309,7 +309,8 @@ def test_invariant_7_also_for_what_the_sets_hold_at_the_start(seed):
                     sets.kernel.setdefault(spec, {})[key] = text
                     if spec.name.startswith("ep.default.e"):
                         mine[spec.name.split(".")[2]].add(one)
-        await writer.manager.start()
+        async with writer.running():
+            pass
         for who in WHO:
             found = {found for _, found, _ in writer.caches.of(f"default/{who}").items()}
             assert found <= mine[who]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dnsproxy.addresses import from_text as address
 from dnsproxy.cache.gc import Caches, Collector
 from dnsproxy.namemanager import plan as plan_module
-from dnsproxy.namemanager.elements import Element, SetSpec, comment, key_of, key_text
-from dnsproxy.namemanager.plan import Plan, diff
+from dnsproxy.namemanager.elements import SetSpec, comment, key_of, key_text
+from dnsproxy.namemanager.plan import Plan
 from dnsproxy.names import from_labels, from_text
 from dnsproxy.rules.policy import load
 
@@ -102,17 +102,33 @@ class World:
         return {spec: content for spec, content in found.items() if content}
 
     def changes(self, size=1000):
-        return list(self.plan.changes(self.wanted(), size))
+        """Walk; return the transactions, none of which is acknowledged."""
+        return [each for each in self.plan.changes(size) if each != ([], [])]
 
-    def write(self):
-        """Walk, and have the kernel acknowledge everything at once."""
-        for deletes, adds in self.plan.changes(self.wanted(), 1000):
+    def write(self, size=1000):
+        """Walk, and have the kernel acknowledge each transaction; return all of them."""
+        written = []
+        for deletes, adds in self.plan.changes(size):
             self.plan.acknowledged(deletes, adds)
+            written += [(deletes, adds)] if deletes or adds else []
+        return written
+
+    def found(self, spec, content, **more):
+        return finish(self.plan.found(spec, dict(content), **more))
 
     def collect(self, now):
         collector = Collector(self.plan.caches)
         while not collector.step(now).done:
             pass
+
+
+def finish(steps):
+    """Work a generator off; return what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def said(elements):
@@ -157,13 +173,6 @@ def test_a_set_of_the_users_form_in_our_own_table_is_ours():
     ]
 
 
-def test_elements_of_says_the_same_as_observe():
-    world = World()
-    grants = world.view().grants(from_text("set.example.org"))
-    elements = world.plan.elements_of(world.endpoint(), grants, "set.example.org.", ONE)
-    assert elements == world.observe("set.example.org", ONE)
-
-
 def test_a_long_name_is_cut_as_the_kernel_keeps_it():
     name = from_labels([b"a" * 63, b"b" * 63, b"c" * 63, b"example", b"com"])
     world = World(POLICY.replace('"*.example.com"', '"**.example.com"'))
@@ -172,7 +181,7 @@ def test_a_long_name_is_cut_as_the_kernel_keeps_it():
     assert element.name == comment(element.name)
     assert len(element.name) == 127
     world.apply([element])
-    world.plan.found(element.spec, {element.key: element.name})
+    world.found(element.spec, {element.key: element.name})
     assert world.changes() == []
 
 
@@ -294,7 +303,7 @@ def test_what_the_kernel_lost_is_lacking_again():
     elements = world.observe("www.example.com", ONE)
     world.apply(elements)
     world.observe("www.example.com", ONE)
-    assert world.plan.found(elements[0].spec, {elements[0].key: "www.example.com."}) == (1, 0)
+    assert world.found(elements[0].spec, {elements[0].key: "www.example.com."}) == (1, 0)
     assert world.lacking("www.example.com", ONE) == elements[1:]
 
 
@@ -317,7 +326,7 @@ def test_in_doubt_nothing_counts_until_acknowledged_or_read_back():
     world.apply(elements[:1])
     assert world.lacking("www.example.com", ONE) == elements[1:]
     content = {element.key: element.name for element in elements}
-    assert world.plan.found(elements[0].spec, content) == (0, 0)
+    assert world.found(elements[0].spec, content) == (0, 0)
     assert world.lacking("www.example.com", ONE) == ()
 
 
@@ -327,7 +336,7 @@ def test_doubt_does_not_forget_what_was_believed():
     world.apply(elements)
     world.plan.doubt()
     world.plan.doubt()
-    assert world.plan.found(elements[0].spec, {ONE + b"x" * 8: "foreign"}) == (2, 1)
+    assert world.found(elements[0].spec, {ONE + b"x" * 8: "foreign"}) == (2, 1)
 
 
 def test_an_element_stops_counting_before_its_deletion_is_sent():
@@ -335,8 +344,7 @@ def test_an_element_stops_counting_before_its_deletion_is_sent():
     world.apply(world.observe("www.example.com", ONE))
     world.observe("www.example.com", ONE)
     world.collect(2000.0)
-    transactions = world.plan.changes(world.wanted(), 1000)
-    deletes, adds = next(transactions)
+    deletes, adds = next(world.plan.changes(1000))
     assert len(deletes) == 2
     assert adds == []
     assert len(world.observe("www.example.com", ONE)) == 2
@@ -359,7 +367,7 @@ def test_the_memory_of_what_grants_open_is_bounded(monkeypatch):
     world = World()
     for text in ("www.example.com", "any.example.org", "set.example.org") * 2:
         world.observe(text, ONE)
-    assert len(world.plan._places["default/ci"]._by_grants) == 1
+    assert len(world.plan.places["default/ci"]._by_grants) == 1
 
 
 # Wanted, and the difference
@@ -381,7 +389,7 @@ def test_a_name_that_no_longer_contributes_gives_its_element_to_another_in_one_t
     world.observe("other.example.com", ONE, now=1050.0)
     assert world.changes() == []
     world.collect(1061.5)
-    [(deletes, adds)] = world.changes()
+    [(deletes, adds)] = world.write()
     assert said(deletes) == {
         "ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com.",
         "ep.default.ci.port4 93.184.216.34 . tcp . 443 www.example.com.",
@@ -410,8 +418,8 @@ def test_changes_come_in_transactions_of_bounded_size_with_renames_whole():
     many = tuple(bytes((93, 0, 1, number)) for number in range(20))
     world.observe("plain.example.net", *many)
     spec = SetSpec(*OURS, "ep.default.ci.port4", 4, ports=True, ours=True)
-    world.plan.found(spec, {key_of(each, 6, 443): "old.example.net." for each in many[:10]})
-    transactions = world.changes(size=5)
+    world.found(spec, {key_of(each, 6, 443): "old.example.net." for each in many[:10]})
+    transactions = world.write(size=5)
     assert sum(len(deletes) for deletes, _ in transactions) == 10
     assert sum(len(adds) for _, adds in transactions) == 20
     for deletes, adds in transactions:
@@ -419,50 +427,53 @@ def test_changes_come_in_transactions_of_bounded_size_with_renames_whole():
         assert {each.key for each in deletes} <= {each.key for each in adds}
 
 
-def test_what_is_touched_during_a_walk_is_not_deleted_by_it():
-    world = World()
-    world.apply(world.observe("www.example.com", ONE, TWO))
-    world.observe("www.example.com", ONE, TWO)
-    world.collect(2000.0)
-    with world.plan.watch():
-        wanted = world.wanted()
-        assert world.observe("www.example.com", ONE, now=2000.0) == ()
-        [(deletes, _)] = world.plan.changes(wanted, 1000)
-    assert {each.key[:4] for each in deletes} == {TWO}
-    assert world.changes() == []
-
-
-def test_what_is_touched_between_two_transactions_of_a_walk_is_not_deleted_either():
+def test_what_is_asked_again_before_its_deletion_stays():
     world = World()
     world.apply(world.observe("any.example.org", ONE, TWO))
-    world.observe("any.example.org", ONE, TWO)
     world.collect(2000.0)
-    with world.plan.watch():
-        transactions = world.plan.changes(world.wanted(), 2)
-        [(first,), _] = next(transactions)
-        left = ({ONE, TWO} - {first.key}).pop()
-        assert world.observe("any.example.org", left, now=2000.0) == ()
-        assert [change for change in transactions if change[0]] == []
+    transactions = world.plan.changes(2)
+    [[first], _] = next(transactions)
+    left = ({ONE, TWO} - {first.key}).pop()
+    assert world.observe("any.example.org", left, now=2000.0) == ()
+    assert [deletes for deletes, _ in transactions if deletes] == []
 
 
-def test_what_is_touched_for_the_first_time_since_it_was_applied_is_spared_too():
+def test_what_is_asked_again_while_its_many_names_are_looked_through_stays(monkeypatch):
+    monkeypatch.setattr(plan_module, "STEP", 10)
+    world = World()
+    world.apply(world.observe("any.example.org", ONE))
+    for number in range(50):
+        world.observe(f"n{number}.lookup.test", ONE, now=1999.0)
+    world.collect(2000.0)
+    changes = world.plan.changes(1000)
+    assert [next(changes) for _ in range(3)] == [([], [])] * 3
+    assert world.observe("any.example.org", ONE, now=2000.0) == ()
+    assert [deletes for deletes, _ in changes if deletes] == []
+    assert world.observe("any.example.org", ONE, now=2000.0) == ()
+    world.collect(2061.5)
+    assert [len(deletes) for deletes, _ in world.changes()] == [1]
+
+
+def test_the_names_of_an_address_are_looked_through_in_steps(monkeypatch):
+    monkeypatch.setattr(plan_module, "STEP", 10)
     world = World()
     world.apply(world.observe("www.example.com", ONE))
+    for number in range(50):
+        world.observe(f"n{number}.lookup.test", ONE, now=1999.0)
+    world.observe("last.example.com", ONE, now=1999.0)
     world.collect(2000.0)
-    with world.plan.watch():
-        wanted = world.wanted()
-        assert world.observe("www.example.com", ONE, now=2000.0) == ()
-        assert [deletes for deletes, _ in world.plan.changes(wanted, 1000) if deletes] == []
+    changes = list(world.plan.changes(1000))
+    renamed = [deletes and [each.name for each in adds] for deletes, adds in changes if deletes or adds]
+    assert ["last.example.com."] in renamed or len(renamed) == 2
+    assert len(changes) > 5
 
 
-def test_touching_a_name_does_not_spare_what_the_policy_took_from_it():
+def test_asking_for_a_name_does_not_spare_what_the_policy_took_from_it():
     world = World()
     world.apply(world.observe("both.example.com", ONE))
     world.swap(POLICY.replace("443/TCP, 53/UDP", "443/TCP"))
-    with world.plan.watch():
-        wanted = world.wanted()
-        world.observe("both.example.com", ONE)
-        [(deletes, adds)] = world.plan.changes(wanted, 1000)
+    world.observe("both.example.com", ONE)
+    [(deletes, adds)] = world.changes()
     assert said(deletes) == {"ep.default.ci.port4 93.184.216.34 . udp . 53 both.example.com."}
     assert adds == []
 
@@ -481,37 +492,141 @@ def test_a_walk_is_cut_into_steps_and_survives_what_happens_between_them(monkeyp
     assert ONE in {key[:4] for content in found.values() for key in content}
 
 
-CONTENT = st.dictionaries(
-    st.sampled_from([SetSpec(*OURS, f"s{n}", 4, ports=False, ours=bool(n)) for n in range(3)]),
-    st.dictionaries(st.sampled_from([bytes((93, 0, 0, n)) for n in range(6)]), st.sampled_from("abc")),
-)
+# Doubt
 
 
-def kernel_after(content, deletes, adds):
-    after = {spec: dict(elements) for spec, elements in content.items()}
-    for element in deletes:
-        del after[element.spec][element.key]
-    for element in adds:
-        after.setdefault(element.spec, {}).setdefault(element.key, element.name)
-    return {spec: elements for spec, elements in after.items() if elements}
-
-
-@given(CONTENT, CONTENT)
-def test_applying_a_difference_gives_what_was_wanted_and_a_second_one_is_empty(wanted, applied):
-    after = kernel_after(applied, *diff(wanted, applied))
-    assert after == {spec: elements for spec, elements in wanted.items() if elements}
-    assert diff(wanted, after) == ([], [])
-
-
-@given(CONTENT, CONTENT, st.integers(2, 7))
-def test_the_changes_of_a_plan_are_the_difference(wanted, applied, size):
+def test_what_is_in_doubt_is_deleted_all_the_same():
     world = World()
-    for spec, content in applied.items():
-        world.apply([Element(spec, key, name) for key, name in content.items()])
-    deletes, adds = diff(wanted, world.plan.applied)
-    transactions = list(world.plan.changes(wanted, size))
-    assert sorted(each for change in transactions for each in change[0]) == sorted(deletes)
-    assert sorted(each for change in transactions for each in change[1]) == sorted(adds)
+    world.apply(world.observe("any.example.org", ONE))
+    world.collect(2000.0)
+    world.plan.doubt()
+    [(deletes, adds)] = world.changes()
+    assert said(deletes) == {"ep.default.ci.addr4 93.184.216.34 any.example.org."}
+    assert adds == []
+
+
+def test_a_deletion_that_failed_is_tried_again_and_an_acknowledged_one_is_not():
+    world = World()
+    world.apply(world.observe("any.example.org", ONE))
+    world.collect(2000.0)
+    [(deletes, _)] = world.changes()
+    assert world.changes() == [(deletes, [])]
+    assert world.plan.in_doubt() == 1
+    world.plan.acknowledged(deletes, (), certain=False)
+    assert world.changes() == []
+    assert world.plan.in_doubt() == 0
+
+
+def test_what_was_read_before_a_foreign_change_counts_for_deletions_and_for_nothing_else():
+    world = World()
+    [element] = world.observe("any.example.org", ONE)
+    world.plan.doubt()
+    assert world.found(element.spec, {ONE: element.name, TWO: "foreign"}, certain=False) == (0, 2)
+    assert world.lacking("any.example.org", ONE) == (element,)
+    [(deletes, _), (_, adds)] = world.write()
+    assert [each.key for each in deletes] == [TWO]
+    assert adds == [element]
+    assert world.lacking("any.example.org", ONE) == ()
+    assert world.plan.in_doubt() == 0
+
+
+def test_an_acknowledgement_older_than_a_foreign_change_counts_for_deletions_only():
+    world = World()
+    elements = world.observe("any.example.org", ONE)
+    world.plan.doubt()
+    world.plan.acknowledged((), elements, certain=False)
+    assert world.lacking("any.example.org", ONE) == elements
+    world.collect(2000.0)
+    assert world.changes() == [(list(elements), [])]
+
+
+def test_what_the_user_had_first_is_not_deleted_however_busy_others_are():
+    world = World()
+    world.apply(world.observe("set.example.org", ONE))
+    world.found(HUB, {ONE: "by hand"}, certain=False)
+    world.collect(2000.0)
+    assert [each for deletes, _ in world.changes() for each in deletes if each.spec == HUB] == []
+
+
+# One answer
+
+
+def test_one_answer_asks_for_no_more_elements_than_it_may(monkeypatch):
+    monkeypatch.setattr(plan_module, "ELEMENTS", 10)
+    world = World()
+    many = tuple(bytes((93, 0, 0, number)) for number in range(1, 9))
+    elements = world.observe("both.example.com", *many)
+    assert {each.key[:4] for each in elements} == set(many[:3])
+    assert set(world.plan.caches.of("default/ci").addresses(from_text("both.example.com"))) == set(many[:3])
+    assert (world.plan.cut, world.plan.cut_of) == (5, ("default/ci", from_text("both.example.com")))
+    world.apply(elements)
+    assert world.observe("both.example.com", *many) == ()
+
+
+def test_one_address_is_learned_however_many_ports_are_opened(monkeypatch):
+    monkeypatch.setattr(plan_module, "ELEMENTS", 1)
+    world = World()
+    assert {each.key[:4] for each in world.observe("both.example.com", ONE, TWO)} == {ONE}
+
+
+def test_targets_beyond_the_bound_are_left_out(monkeypatch):
+    world = World(POLICY.replace("name: tail.example.net", 'pattern: "*.tail.test"'))
+    monkeypatch.setattr(plan_module, "ELEMENTS", 4)
+    targets = [f"n{number}.tail.test" for number in range(10)]
+    elements = world.observe("www.example.com", ONE, TWO, cnames=targets)
+    assert {each.name for each in elements} == {"www.example.com.", "n0.tail.test.", "n1.tail.test."}
+    assert {each.key[:4] for each in elements} == {ONE}
+
+
+# What left
+
+
+def collected(world, now):
+    """Collect; return the transactions for exactly what left, acknowledged."""
+    collector, gone, done = Collector(world.plan.caches), {}, False
+    while not done:
+        step = collector.step(now)
+        world.plan.departed(step.removed, gone)
+        done = step.done
+    written = []
+    for deletes, adds in world.plan.review(list(gone), 1000):
+        world.plan.acknowledged(deletes, adds)
+        written += [(deletes, adds)] if deletes or adds else []
+    return written
+
+
+def test_what_a_collection_took_leaves_the_sets_unless_another_name_or_endpoint_wants_it():
+    world = World(zombies_per_endpoint=0)
+    for who, text, now in [("ci", "set.example.org", 1000.0), ("web", "set.example.org", 1050.0),
+                           ("ci", "any.example.org", 1000.0), ("ci", "both.example.com", 1000.0),
+                           ("ci", "www.example.com", 1050.0)]:  # fmt: skip
+        world.apply(world.observe(text, ONE, who=who, now=now))
+    [(deletes, adds)] = collected(world, 1061.5)
+    assert said(deletes) == {
+        "ep.default.ci.port4 93.184.216.34 . tcp . 22 set.example.org.",
+        "ep.default.ci.addr4 93.184.216.34 any.example.org.",
+        "hub 93.184.216.34 set.example.org.",
+        "ep.default.ci.port4 93.184.216.34 . udp . 53 both.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . tcp . 80 both.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . tcp . 443 both.example.com.",
+    }
+    assert said(adds) == {
+        "ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com.",
+        "ep.default.ci.port4 93.184.216.34 . tcp . 443 www.example.com.",
+    }
+    assert world.changes() == []
+
+
+def test_a_zombie_keeps_its_elements_until_it_is_given_up():
+    world = World(zombies_per_endpoint=10)
+    world.apply(world.observe("any.example.org", ONE))
+    assert collected(world, 1061.5) == []
+    assert world.changes() == []
+    passes = world.plan.caches.passes
+    for _ in range(2):
+        passes.complete(passes.begin(), 1070.0)
+    [(deletes, _)] = collected(world, 1080.0)
+    assert said(deletes) == {"ep.default.ci.addr4 93.184.216.34 any.example.org."}
 
 
 # The user's own sets
@@ -523,7 +638,7 @@ HUB = SetSpec("inet", "fw4", "hub", 4, ports=False, ours=False)
 def test_in_a_set_of_the_users_only_what_we_added_is_ever_deleted():
     world = World()
     world.apply(world.observe("set.example.org", ONE))
-    assert world.plan.found(HUB, {ONE: "set.example.org.", TWO: "by hand", PRIVATE: ""}) == (0, 0)
+    assert world.found(HUB, {ONE: "set.example.org.", TWO: "by hand", PRIVATE: ""}) == (0, 0)
     world.collect(2000.0)
     deletes = [each for change in world.changes() for each in change[0] if each.spec == HUB]
     assert [each.key for each in deletes] == [ONE]
@@ -532,7 +647,7 @@ def test_in_a_set_of_the_users_only_what_we_added_is_ever_deleted():
 def test_an_element_that_the_user_had_there_first_is_never_deleted():
     world = World()
     world.apply(world.observe("set.example.org", ONE))
-    world.plan.found(HUB, {ONE: "by hand"})
+    world.found(HUB, {ONE: "by hand"})
     assert {each.spec for each in world.lacking("set.example.org", ONE)} == {HUB}
     world.collect(2000.0)
     assert [each for change in world.changes() for each in change[0] if each.spec == HUB] == []
@@ -545,7 +660,7 @@ def test_what_was_asked_for_in_a_set_of_the_users_is_ours_whatever_became_of_the
     world.apply(world.observe("set.example.org", TWO))
     world.collect(2000.0)
     world.changes()  # the deletion of TWO is sent, and fails
-    world.plan.found(HUB, {ONE: "set.example.org.", TWO: "set.example.org."})
+    world.found(HUB, {ONE: "set.example.org.", TWO: "set.example.org."})
     deletes = [each for change in world.changes() for each in change[0] if each.spec == HUB]
     assert {each.key for each in deletes} == {ONE, TWO}
 
@@ -597,7 +712,7 @@ def test_an_endpoint_that_is_gone_takes_its_cache_and_its_elements_with_it():
     assert adds == []
     assert not world.plan.needs(deletes)
     assert world.plan.observe(view, view.verdict(name).grants, name, (ONE,), 0, 1000.0) == ()
-    world.plan.found(deletes[0].spec, {})
+    world.found(deletes[0].spec, {})
     assert deletes[0].spec not in world.plan.applied
 
 
@@ -616,22 +731,46 @@ def test_what_a_set_holds_at_the_start_is_learned_if_the_policy_still_grants_it(
         key_of(PRIVATE, 6, 443): "www.example.com.",
         key_of(address("93.184.216.39"), 6, 80): r"a\.b.example.com.",
     }
-    assert world.plan.adopt(spec, content, 1000.0) == 1
-    world.plan.found(spec, content)
-    [learned] = world.plan.caches.of("default/ci").items()
-    assert learned[:2] == (from_text("www.example.com"), ONE)
-    assert list(world.plan.caches.of("default/web").items()) == []
-    [(deletes, adds)] = world.changes()
+    assert finish(world.plan.adopt(spec, content, 1000.0)) == 1
+    world.found(spec, content)
+    [zombie] = world.plan.caches.zombies["default/ci"]
+    assert (zombie.address, list(zombie.names)) == (ONE, [from_text("www.example.com")])
+    assert [*world.plan.caches.zombies["default/web"]] == []
+    assert [*world.plan.caches.of("default/ci").items()] == []
+    [(deletes, none), (nothing, adds)] = world.changes()
+    assert (none, nothing) == ([], [])
     assert {each.key for each in deletes} == content.keys() - {key_of(ONE, 6, 443)}
     assert said(adds) == {"ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com."}
-    world.collect(1062.0)
-    assert list(world.plan.caches.of("default/ci").items()) == []
+
+
+def test_what_the_caches_know_at_the_start_becomes_no_zombie():
+    world = World(zombies_per_endpoint=10)
+    [element] = world.observe("any.example.org", ONE)
+    assert finish(world.plan.adopt(element.spec, {ONE: element.name}, 1000.0)) == 1
+    assert [*world.plan.caches.zombies["default/ci"]] == []
+
+
+def test_what_an_earlier_process_left_in_sets_that_nothing_names_any_more_goes():
+    world = World()
+    old = SetSpec("inet", "fw4", "old", 4, ports=False, ours=False)
+    gone = SetSpec(*OURS, "ep.default.gone.addr4", 4, ports=False, ours=True)
+    world.plan.restore([(old, ONE, "www.example.com."), (HUB, TWO, "set.example.org.")], [gone, HUB])
+    assert {old, gone, HUB} <= set(world.plan.sets())
+    assert set(world.plan.claims()) == {(old, ONE, "www.example.com."), (HUB, TWO, "set.example.org.")}
+    world.found(old, {ONE: "www.example.com.", TWO: "by hand"})
+    world.found(gone, {ONE: "any.example.org."})
+    [(deletes, adds)] = world.write()
+    assert {(each.spec, each.key) for each in deletes} == {(old, ONE), (gone, ONE)}
+    assert adds == []
+    for spec in (old, gone):
+        world.found(spec, {})
+    assert not {old, gone} & set(world.plan.sets())
 
 
 def test_a_shared_set_teaches_nothing_by_itself():
     world = World()
     shared = SetSpec(*OURS, "github4", 4, ports=False, ours=True)
-    assert world.plan.adopt(shared, {ONE: "set.example.org."}, 1000.0) == 0
+    assert finish(world.plan.adopt(shared, {ONE: "set.example.org."}, 1000.0)) == 0
     assert world.wanted() == {}
 
 
@@ -648,8 +787,8 @@ STEPS = st.one_of(
         st.sampled_from(["ci", "web"]),
     ),
     st.tuples(st.just("acknowledge"), st.integers(0, 5)),
-    st.tuples(st.sampled_from(["write", "half", "doubt", "swap", "expire"])),
-    st.tuples(st.just("found"), st.integers(0, 15), st.sets(st.integers(0, 9))),
+    st.tuples(st.sampled_from(["write", "half", "doubt", "swap", "expire", "look"])),
+    st.tuples(st.just("found"), st.integers(0, 15), st.sets(st.integers(0, 9)), st.booleans()),
     st.tuples(st.just("forget"), st.integers(0, 15)),
 )
 
@@ -659,7 +798,10 @@ class Model(SimpleNamespace):
 
     def __init__(self):
         super().__init__(
-            world=World(), asked=[], now=1000.0, texts=[POLICY, POLICY.replace("443/TCP", "8443/TCP")]
+            world=World(zombies_per_endpoint=3),
+            asked=[],
+            now=1000.0,
+            texts=[POLICY, POLICY.replace("443/TCP", "8443/TCP")],
         )
 
     def observe(self, text, addresses, who):
@@ -667,12 +809,7 @@ class Model(SimpleNamespace):
         grants = view.verdict(name).grants
         plan = self.world.plan
         lacking = plan.observe(view, grants, name, tuple(addresses), 0, self.now)
-        every = [
-            each
-            for one in addresses
-            if plan.permits(grants, one)
-            for each in plan.elements_of(view.endpoint, grants, f"{text}.", one)
-        ]
+        every = list(plan.opens(view.endpoint.key, [(grants, name)], tuple(addresses)))
         assert set(lacking) == (set(every) if plan.lacking(every) else set())
         self.asked += lacking
 
@@ -681,11 +818,21 @@ class Model(SimpleNamespace):
         self.world.plan.acknowledged((), taken)
 
     def write(self):
+        """A whole walk: one element at a time asks the same as all together."""
         self.world.write()
+        applied = {spec: content for spec, content in self.world.plan.applied.items() if content}
+        assert applied == self.world.wanted()
+        assert self.world.plan.in_doubt() == 0
 
     def half(self):
         """A walk whose first transaction is sent, and no more."""
-        next(self.world.plan.changes(self.world.wanted(), 2), None)
+        next(self.world.plan.changes(2), None)
+
+    def look(self):
+        """Two passes that see no connection."""
+        passes = self.world.plan.caches.passes
+        for _ in range(2):
+            passes.complete(passes.begin(), self.now)
 
     def doubt(self):
         self.world.plan.doubt()
@@ -699,11 +846,12 @@ class Model(SimpleNamespace):
         self.now += 100.0
         self.world.collect(self.now)
 
-    def found(self, place, kept):
+    def found(self, place, kept, certain):
         specs = self.world.plan.specs()
         spec = specs[place % len(specs)]
-        content = self.world.plan.applied.get(spec, {})
-        self.world.plan.found(spec, {key: name for n, (key, name) in enumerate(content.items()) if n in kept})
+        content = self.world.plan.applied.get(spec, {}) | self.world.plan.doubted.get(spec, {})
+        kept = {key: name for n, (key, name) in enumerate(content.items()) if n in kept}
+        self.world.found(spec, kept, certain=certain)
 
     def forget(self, place):
         specs = self.world.plan.specs()
@@ -717,9 +865,11 @@ class Model(SimpleNamespace):
             for text in NAMES:
                 grants = view.verdict(from_text(text)).grants
                 for one in grants.open.get(view.endpoint.key, ()):
-                    for each in plan.elements_of(view.endpoint, grants, text, one):
+                    for each in plan.opens(view.endpoint.key, [(grants, from_text(text))], (one,)):
                         assert each.key in plan.applied[each.spec]
-        assert plan._opened == sum(map(len, plan._memo.values()))
+        memo = plan._memo.values()
+        assert plan._opened == sum(len(each) if isinstance(each, list) else 1 for each in memo)
+        assert not any(content.keys() & plan.doubted.get(s, {}).keys() for s, content in plan.applied.items())
 
 
 @given(st.lists(STEPS, max_size=30))
