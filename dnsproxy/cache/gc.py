@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from dnsproxy.cache.lookups import Collected
 
-BUDGET: Final = 1000  # units of work in one step, see `Collected.spent`: 1 to 2 ms
+BUDGET: Final = 500  # units of work in one step, see `Collected.spent`: about 1 ms
 PIECE: Final = 250  # units after which a step looks at its budget
+AFFECTED: Final = 1000  # names that are noted before they are derived; more would take long to grow
 GROUP: Final = 16  # addresses of a name that are derived together
 
 
@@ -129,7 +130,7 @@ class Collector:
     """Rounds of collection, in steps. When a round is due is the caller's affair."""
 
     def __init__(self, caches: Caches) -> None:
-        self.names_deleted = 0  # names that lost addresses at an endpoint, counted once a round
+        self.names_deleted = 0  # names that lost addresses at an endpoint, most of them counted once a round
         self._caches = caches
         self._now = 0.0
         self._step = Step()
@@ -152,16 +153,21 @@ class Collector:
 
     def _work(self) -> Iterator[int]:
         """One round; yields the units spent wherever it may be interrupted."""
+        for spent in self._visit():
+            yield spent
+            if len(self._affected) > AFFECTED:
+                yield from self._derive_all()
+        yield from self._derive_all()
+        yield from self._collect_global()
+
+    def _visit(self) -> Iterator[int]:
+        """See what the endpoints have lost, and what is global and of no endpoint."""
         for key in list(self._caches.endpoints):
             yield from self._collect(key)
         while self._caches.dropped:
             yield from self._drain(*self._caches.dropped[0])
             self._caches.dropped.popleft()
-        self.names_deleted += len(self._affected)
         yield from self._sweep()
-        while self._affected:
-            yield from self._derive(self._affected.popitem()[0])
-        yield from self._collect_global()
 
     # The endpoints
 
@@ -184,8 +190,8 @@ class Collector:
         yield from self._bury(key, cache, zombies)
 
     def _put_up(self, collected: Collected, cache: LookupCache, zombies: Zombies) -> None:
+        self._note(pair.name for pair in collected.removed)
         for pair in collected.removed:
-            self._affected[pair.name] = None
             if not cache.holds(pair.name, pair.address):
                 zombies.add(pair.name, pair.address, self._now)
         self._forgive(collected.unreported)
@@ -210,7 +216,7 @@ class Collector:
 
     def _tell(self, key: str, gone: list[Gone]) -> None:
         """Remember what to derive, and tell what the endpoint has neither in its cache nor as a zombie."""
-        self._affected.update(dict.fromkeys(pair.name for pair in gone))
+        self._note(pair.name for pair in gone)
         cache, zombies = self._caches.endpoints.get(key), self._caches.zombies.get(key)
         told = [
             pair
@@ -219,6 +225,11 @@ class Collector:
         ]
         if told:
             self._step.removed.setdefault(key, []).extend(told)
+
+    def _note(self, names: Iterable[bytes]) -> None:
+        before = len(self._affected)
+        self._affected.update(dict.fromkeys(names))
+        self.names_deleted += len(self._affected) - before
 
     def _forgive(self, unreported: int) -> None:
         if unreported:
@@ -245,6 +256,10 @@ class Collector:
             if names:
                 names = zombies.unknown(names)
         return names
+
+    def _derive_all(self) -> Iterator[int]:
+        while self._affected:
+            yield from self._derive(self._affected.popitem()[0])
 
     def _derive(self, name: bytes) -> Iterator[int]:
         """Make the pairs of an affected name what the endpoints know of them."""

@@ -209,6 +209,13 @@ def test_what_a_running_or_failed_pass_has_seen_lives():
     assert collect(these, 6.0) == gone("idle", (A, ONE))
 
 
+def test_a_pass_that_began_long_ago_makes_nothing_look_older():
+    these = zombies()
+    these.add(A, ONE, 5.0)
+    mark(these, these.passes.begin(), 1.0, ONE)
+    assert these.of(ONE).alive_at == 5.0
+
+
 def test_put_up_again_it_needs_two_passes_again():
     these = zombies()
     these.add(A, ONE, 0.0)
