@@ -310,11 +310,12 @@ def _is_readable(path: Path) -> bool:
 def _read(connection: sqlite3.Connection) -> State:
     """Read all of it as of one moment."""
     connection.execute("BEGIN")
-    if not _is_made(connection):
-        return State()
+    made = _is_made(connection)
     (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if result != "ok":
+    if result != "ok":  # also where nothing has been made yet: it would be made on top of it
         raise _UnfitError("damaged", f"is damaged ({result})")
+    if not made:
+        return State()
     tables = {table: _rows(connection, table) for table in KEYS}
     return State(tables, dict(_rows(connection, "memo")))
 
