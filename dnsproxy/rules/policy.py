@@ -258,9 +258,7 @@ class View:
 
     def grants(self, name: bytes) -> Grants:
         """Return what the addresses of a wire name open, whether or not it may be asked."""
-        found = self.verdicts.get(
-            name
-        )  # not remembered: who walks over all names must not drive out those in use
+        found = self.verdicts.get(name)  # none is remembered: a walk must not drive out those in use
         return (found or self._scope.decide(name)).grants
 
 

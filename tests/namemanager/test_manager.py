@@ -11,7 +11,7 @@ from fakes import FakeSets, Writer, run_virtual, until
 from structlog.testing import capture_logs
 
 from dnsproxy.addresses import from_text as address
-from dnsproxy.errors import Cause, KernelError, SetError
+from dnsproxy.errors import Cause, KernelError, RightsError, SetError
 from dnsproxy.namemanager import manager as manager_module
 from dnsproxy.namemanager import plan as plan_module
 from dnsproxy.namemanager import room as room_module
@@ -652,6 +652,271 @@ async def test_everything_that_packets_feed_is_bounded(monkeypatch):
         assert all(writer.answers[each].applied for each in numbers[:10])
         await asyncio.sleep(0.5)
         assert writer.in_kernel() == writer.wanted()  # also what was not let in
+
+
+# Crowds, and busy neighbours
+
+
+@virtual
+async def test_whatever_one_endpoint_floods_another_ones_name_is_in_the_next_transaction():
+    sets = sets_with_hub(delay=milliseconds(2))
+    async with Writer(POLICY, sets, hold=10.0).running() as writer:
+        for number in range(500):
+            writer.ask(f"n{number}.example.com", *fresh(100, 100 * number))
+        await until(lambda: len(sets.transactions) > 5, 0.001)
+        before = len(sets.transactions)
+        quiet = writer.ask("a.example.com", ONE, who="web")
+        await until(lambda: quiet in writer.answers, 0.001)
+        assert len(sets.transactions) <= before + 2
+        assert writer.answers[quiet].applied
+        assert writer.manager.status()["queued"] > 40_000
+
+
+@virtual
+async def test_who_waits_behind_a_flood_is_looked_at_twice_and_no_more():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets, hold=10.0).running() as writer:
+        looked = 0
+        lacking = writer.plan.lacking
+
+        def counting(elements):
+            nonlocal looked
+            looked += len(elements)
+            return lacking(elements)
+
+        writer.plan.lacking = counting
+        for number in range(80):
+            writer.ask(f"n{number}.example.com", *fresh(100, 100 * number))
+        await until(lambda: len(writer.answers) == 80, 0.001)
+        assert looked <= 2 * 8_000
+
+
+async def neighbour(writer, seconds, every=0.03):
+    """Let somebody else change a table that we use, all the time."""
+    until_then = writer.clock() + seconds
+    while writer.clock() < until_then:
+        writer.sets.changed.set()
+        await asyncio.sleep(every)
+
+
+@virtual
+async def test_what_was_revoked_goes_at_once_however_busy_a_neighbour_is():
+    sets = sets_with_hub(delay=milliseconds(15))
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        writer.ask("one.lookup.test", TWO)
+        await asyncio.sleep(1)
+        busy = asyncio.ensure_future(neighbour(writer, 20))
+        await asyncio.sleep(5)
+        writer.swap(LATER.replace('"*.example.com"', '"*.example.net"'))
+        await asyncio.sleep(1)
+        assert set(sets.kernel[PORT4]) == keys(TWO, port=80)
+        await busy
+
+
+@virtual
+async def test_what_has_expired_and_what_is_foreign_goes_however_busy_a_neighbour_is():
+    sets = sets_with_hub(delay=milliseconds(15))
+    async with Writer(POLICY, sets, gc_interval=10).running() as writer:
+        writer.ask("a.example.com", ONE)
+        busy = asyncio.ensure_future(neighbour(writer, 100))
+        await asyncio.sleep(5)
+        sets.kernel[PORT4][key_of(TWO, 6, 22)] = "foreign"
+        await asyncio.sleep(5)
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+        await asyncio.sleep(70)
+        assert sets.kernel[PORT4] == {}
+        await busy
+
+
+@virtual
+async def test_lasting_doubt_is_told_and_ends():
+    sets = sets_with_hub(delay=milliseconds(15))
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(1)
+        with capture_logs() as lines:
+            writer.sets.changed.set()
+            await asyncio.sleep(0.001)
+            assert writer.manager.status()["doubted"] == 1
+            await neighbour(writer, manager_module.DOUBT + 5)
+            status = writer.manager.status()
+            assert status["state"] == "enforcing"
+            assert "other programs" in status["problem"]
+        assert [line["event"] for line in lines].count("sets are in doubt") == 1
+        await asyncio.sleep(2)
+        assert writer.manager.status()["problem"] is None
+        assert writer.manager.status()["doubted"] == 0
+
+
+# Swaps, once more
+
+
+@virtual
+async def test_who_lost_its_permission_while_waiting_is_refused():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.01)
+        writer.swap(POLICY.replace('"*.example.com"', '"*.example.net"'))
+        sets.stuck.set()
+        await asyncio.sleep(0.01)
+        assert writer.answers[number].wire == b"denial"
+        assert writer.ends[number][0] == "policy"
+        await asyncio.sleep(1)
+        assert writer.in_kernel() == {}
+
+
+@virtual
+async def test_who_opens_something_else_now_waits_for_that():
+    sets = sets_with_hub(stuck=asyncio.Event())
+    sets.stuck.set()
+    async with Writer(POLICY, sets).running() as writer:
+        sets.stuck.clear()
+        number = writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.01)
+        writer.swap(POLICY.replace("443/TCP", "8443/TCP"))
+        sets.delay = milliseconds(2)
+        sets.stuck.set()
+        await until(lambda: number in writer.answers, 0.001)
+        assert writer.answers[number].wire == b"answer"
+        assert sets.has(writer.elements("a.example.com", ONE))
+        assert set(sets.kernel[PORT4]) >= keys(ONE, port=8443)
+
+
+@virtual
+async def test_a_set_that_was_removed_is_not_told_to_be_enforced_again():
+    async with Writer(POLICY, FakeSets()).running() as writer:
+        await asyncio.sleep(1)
+        assert writer.manager.failing.keys() == {HUB}
+        with capture_logs() as lines:
+            writer.swap(POLICY.replace(', set: "4#inet#fw4#hub"', ""))
+            await asyncio.sleep(1)
+        assert lines == []
+
+
+# Collections and zombies
+
+
+def quiet_pass(writer):
+    """A pass over the connections that sees none."""
+    passes = writer.caches.passes
+    passes.complete(passes.begin(), writer.clock())
+
+
+@virtual
+async def test_an_address_stays_in_the_set_as_a_zombie_until_two_passes_saw_nothing():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets, gc_interval=10, zombies_per_endpoint=10).running() as writer:
+        writer.ask("hub.example.org", ONE)
+        await asyncio.sleep(100)
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+        assert set(sets.kernel[HUB]) == {ONE}
+        quiet_pass(writer)
+        await asyncio.sleep(30)
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+        quiet_pass(writer)
+        repairs = writer.manager.repairs
+        await until(lambda: not sets.kernel[PORT4] and not sets.kernel[HUB], 1)
+        assert writer.manager.repairs - repairs <= 1
+
+
+@virtual
+async def test_a_collection_asks_only_for_what_left_not_for_everything():
+    sets = sets_with_hub()
+    settings = {"gc_interval": 10, "repair_interval": 1e6}
+    async with Writer(POLICY, sets, **settings).running() as writer:
+        for number, one in enumerate(fresh(300)):
+            writer.ask(f"n{number}.example.com", one, ttl=70 if number else 0)
+        walked = []
+        wishes = writer.plan._wishes
+        writer.plan._wishes = lambda: walked.append(1) or wishes()
+        await asyncio.sleep(75)
+        assert len(sets.kernel[PORT4]) == 299
+        assert walked == []
+
+
+@virtual
+async def test_pressing_caches_are_collected_at_once():
+    async with Writer(POLICY, sets_with_hub(), gc_interval=1e6, names_per_endpoint=10).running() as writer:
+        for number, one in enumerate(fresh(17)):
+            writer.ask(f"n{number}.lookup.test", one)
+        assert writer.caches.pressing
+        await asyncio.sleep(1.1)
+        assert not writer.caches.pressing
+
+
+@virtual
+async def test_without_deletes_nothing_is_removed_until_it_is_allowed():
+    sets = sets_with_hub()
+    sets.kernel[PORT4] = {key_of(TWO, 6, 22): "old.example.net."}
+    async with Writer(POLICY, sets, gc_interval=10, deletes=False).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(200)
+        writer.swap(POLICY.replace('"*.example.com"', '"*.example.net"'))
+        await asyncio.sleep(1)
+        assert set(sets.kernel[PORT4]) == keys(ONE) | keys(TWO, port=22)
+        assert len(writer.caches.of("default/ci")) == 1
+        writer.manager.deletes = True
+        await asyncio.sleep(0.1)
+        assert sets.kernel[PORT4] == {}
+        await asyncio.sleep(11)
+        assert len(writer.caches.of("default/ci")) == 0
+
+
+@virtual
+async def test_a_resync_repairs_now_and_says_what_prevents_it():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(1)
+        sets.kernel[PORT4].clear()  # and nobody tells
+        await writer.manager.resync()
+        assert set(sets.kernel[PORT4]) == keys(ONE)
+        assert writer.manager.drift == 1
+        sets.rights = False
+        with pytest.raises(RightsError, match="CAP_NET_ADMIN"):
+            await writer.manager.resync()
+
+
+@virtual
+async def test_claims_of_an_earlier_process_clean_sets_that_no_policy_names_any_more():
+    old = SetSpec("inet", "fw4", "old", 4, ports=False, ours=False)
+    sets = sets_with_hub()
+    sets.kernel[old] = {ONE: "www.example.com.", TWO: "by hand"}
+    sets.kernel[WEB4._replace(name="ep.default.gone.port4")] = {key_of(ONE, 6, 443): "a.example.com."}
+    writer = Writer(POLICY, sets)
+    gone = WEB4._replace(name="ep.default.gone.port4")
+    writer.plan.restore([(old, ONE, "www.example.com.")], [gone])
+    async with writer.running():
+        assert sets.kernel[old] == {TWO: "by hand"}
+        assert sets.kernel[gone] == {}
+
+
+@virtual
+async def test_an_answer_that_opens_too_much_is_told_once_and_counted(monkeypatch):
+    monkeypatch.setattr(plan_module, "ELEMENTS", 10)
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets).running() as writer:
+        with capture_logs() as lines:
+            for _ in range(3):
+                writer.ask("a.example.com", *fresh(15))
+                await asyncio.sleep(0.1)
+        assert len(sets.kernel[PORT4]) == 10
+        assert writer.manager.status()["not_learned"] == 15
+        [line] = lines
+        assert (line["endpoint"], line["name"]) == ("default/ci", "a.example.com.")
+
+
+@virtual
+async def test_hold_times_are_counted():
+    async with Writer(POLICY, sets_with_hub(delay=milliseconds(5))).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(0.1)
+        assert sum(writer.manager.hold_seconds.counts) == 1
+        assert writer.manager.hold_seconds.sum == pytest.approx(0.010)
 
 
 # Start and stop
