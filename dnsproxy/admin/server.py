@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
+import logging
 import os
 import socket
 import stat
@@ -19,6 +20,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dnsproxy.admin.api import HEALTH, ROUTES, application, refusal
 from dnsproxy.admin.metrics import registry_of
@@ -36,6 +38,15 @@ CONNECTIONS: Final = 64  # on one listener; the next ones are closed at once
 SHUTDOWN: Final = 1.0  # seconds for a request to end
 MODE: Final = 0o660
 TOKEN: Final = 16  # characters, at least
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Tell whether a record is about more than a message that is no HTTP, which may hold a token."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+log = logging.getLogger("dnsproxy.admin.http")  # aiohttp's own words
+log.addFilter(_is_ours)
 
 
 def read_token(file: Path) -> bytes:
@@ -90,7 +101,7 @@ async def serve(
 @asynccontextmanager
 async def _serving(app: web.Application, sock: socket.socket) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
+    runner = web.AppRunner(app, access_log=None, logger=log, shutdown_timeout=SHUTDOWN)
     await runner.setup()
     answering = runner.server
     assert answering is not None, "a runner that is set up"

@@ -208,6 +208,32 @@ async def test_one_connection_too_many_is_closed_at_once(monkeypatch):
         await writer.wait_closed()
 
 
+async def test_what_is_no_http_is_answered_and_fills_no_log(caplog):
+    port = free_port()
+    secret = b"secret-secret-secret"
+    async with server.serve(World().state, listen=("127.0.0.1", port), token=TOKEN):
+        for bad in (
+            b"Authorization: Bearer " + secret + b"\x00",
+            b"X" * 10_000 + b": " + secret,
+            b"no colon",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + bad + b"\r\n\r\n")
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            await writer.wait_closed()
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert secret.decode() not in caplog.text
+
+
+def test_a_fault_of_ours_is_still_logged(caplog):
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        server.log.exception("Unhandled exception")
+    assert "broken" in caplog.text
+
+
 # -- the token ------------------------------------------------------------------------------------------
 
 
