@@ -97,6 +97,10 @@ class _UnfitError(Exception):
         self.kind = kind
 
 
+# What a file may raise; names and messages that are made of damaged octets are no UTF-8.
+_FAULTS: Final = (_UnfitError, sqlite3.Error, UnicodeDecodeError)
+
+
 class Store:
     """The file in one folder.
 
@@ -143,7 +147,7 @@ class Store:
                 return _read(connection)
         except OSError as error:
             return State(notes=[self._unread(error.strerror or str(error))])
-        except (_UnfitError, sqlite3.Error, MemoryError) as error:
+        except (*_FAULTS, MemoryError) as error:
             unfit = _unfit(error)
             return State(notes=[self._unread(str(error)) if unfit is None else self._dispose(unfit)])
 
@@ -221,7 +225,7 @@ class Store:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except (_UnfitError, sqlite3.Error) as error:
+        except _FAULTS as error:
             raise self._unwritten(error) from None
 
     def _unwritten(self, error: Exception) -> DnsproxyError:
@@ -416,8 +420,7 @@ def _unfit(error: Exception) -> _UnfitError | None:
         return error
     if isinstance(error, sqlite3.ProgrammingError):
         raise error  # ours, such as a call from another thread
-    damaged = isinstance(error, MemoryError) or _code(error) in _UNSOUND
-    return _UnfitError("damaged", f"is damaged ({error})") if damaged else None
+    return _UnfitError("damaged", f"is damaged ({error})") if _code(error) in _UNSOUND else None
 
 
 def _code(error: Exception) -> int:

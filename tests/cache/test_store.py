@@ -343,6 +343,16 @@ def test_after_kill_9_at_any_moment_the_next_open_sees_a_whole_batch_and_the_las
         assert not told or (rows and rows[0][2] >= float(told[-1]))
 
 
+def test_a_damaged_name_in_an_error_message_is_damage(store):
+    store.write(batch(lookup(1), whole=True))
+    store.close()
+    content = store.path.read_bytes()
+    store.path.write_bytes(content.replace(b"lookups (endpoint", b"lookups (endpo\xc5nt"))
+    assert store.acquire()
+    (note,) = store.load().notes
+    assert "is damaged" in note
+
+
 @settings(max_examples=60 if not os.environ.get("DNSPROXY_DEEP") else 20_000)
 @given(st.data())
 def test_any_damage_is_read_as_what_was_written_or_set_aside(data):
