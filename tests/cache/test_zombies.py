@@ -424,6 +424,22 @@ def test_whatever_the_moment_in_which_a_pass_looks_the_live_one_stays(moment, wh
     assert len(these) == 1
 
 
+@pytest.mark.parametrize("moment", [4, 5])  # after either of them has been ranked
+def test_a_ranking_is_made_anew_when_passes_end_meanwhile(moment):
+    """Two passes later the live one is the one that is idle longest."""
+    these = zombies(maximum=1)
+    these.add(A, ONE, 0.0)
+    scan(these, 1.0, ONE)
+    these.add(B, TWO, 2.0)
+
+    def between(step):
+        if step == moment:
+            scan(these, 3.0)
+            scan(these, 4.0)
+
+    assert {pair.address for pair in step_through(these, 2.5, between)} >= {ONE}
+
+
 @pytest.mark.parametrize("moment", range(12))
 def test_what_comes_alive_in_the_middle_of_a_round_is_not_given_up_any_further(moment, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 1)
