@@ -1,0 +1,1 @@
+"""STRATO DynDNS: the host's records follow its public address, and nobody gets banned."""
