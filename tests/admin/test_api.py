@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from admin_world import CI, WEB, World
+from fakes import until
 
 from dnsproxy.admin import api, schema, server, views
 from dnsproxy.errors import Cause, KernelError, SetError
@@ -107,6 +108,15 @@ async def test_what_goes_is_shown_first_and_then_forced_out(tmp_path):
         assert len(world.caches.endpoints[WEB]) == 1
 
 
+async def test_what_was_forced_out_is_collected_at_once(tmp_path):
+    world = World()
+    world.learn(CI, "www.example.com", "93.184.216.34")
+    async with world.writing(), asking(world, tmp_path) as call:
+        world.now += 1
+        await call("DELETE", "/v1/lookups", matchpattern="*")
+        await asyncio.wait_for(until(lambda: len(world.caches.zombies[CI])), 10)
+
+
 async def test_an_endpoint_with_its_rules_and_sets(tmp_path):
     async with asking(busy(), tmp_path) as call:
         status, row = await call("GET", "/v1/endpoints/shop/web")
@@ -131,6 +141,24 @@ async def test_what_the_kernel_lost_is_found_and_repaired(tmp_path):
         status, done = await call("POST", "/v1/sets/resync")
         assert (status, done["repaired"], done["drift"]) == (200, True, 1)
         assert key in world.sets.kernel[spec]
+
+
+async def test_a_set_that_was_just_being_written_is_no_difference(tmp_path):
+    world = World()
+    async with world.writing(), asking(world, tmp_path) as call:
+        world.learn(CI, "www.example.com", "93.184.216.34")
+        await call("POST", "/v1/sets/resync")
+        contents = {spec: [{}, dict(content)] for spec, content in world.sets.kernel.items()}
+
+        async def read(spec):
+            return contents[spec].pop(0)
+
+        world.sets.read = read
+        _, found = await call("GET", "/v1/sets/verify", endpoint=CI)
+    assert {(row["missing"], row["extra"]) for row in found} == {(0, 0)}
+    assert sum(not left for left in contents.values()) == 1, (
+        "only the one that seemed to differ is read again"
+    )
 
 
 async def test_sets_that_cannot_be_read_or_repaired_say_why(tmp_path):
@@ -237,6 +265,12 @@ async def test_a_list_that_fails_in_the_middle_does_not_pass_for_the_whole(tmp_p
         with pytest.raises(aiohttp.ClientError):
             await call("GET", "/v1/lookups")
         assert await call("GET", "/livez") == (200, {"status": "ok"})
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "admin.sock"))
+        writer.write(b"GET /v1/lookups HTTP/1.1\r\nHost: d\r\n\r\n")
+        raw = await asyncio.wait_for(reader.read(), 10)
+        assert raw.endswith(b'{"fqdn":"a."}\r\n'), "and nothing behind it"
+        writer.close()
+        await writer.wait_closed()
     assert "RuntimeError" in "".join(capsys.readouterr())
 
 

@@ -109,6 +109,12 @@ def test_a_star_chooses_also_names_that_no_selector_can(world):
     assert not Chosen(match_pattern("*.example.com")).name(odd)
 
 
+def test_a_range_of_one_family_has_no_address_of_the_other():
+    chosen = Chosen(cidr=schema.LookupsQuery.model_validate({"cidr": "93.184.216.0/24"}).cidr)
+    assert chosen.address(addresses.from_text("93.184.216.34"))
+    assert not chosen.address(addresses.from_text("93.184.216.34") + bytes(12))
+
+
 def test_a_listing_survives_what_comes_and_goes_meanwhile(world):
     for number in range(500):
         world.learn(CI, f"n{number}.example.com", "93.184.216.34", ttl=60)
@@ -313,6 +319,15 @@ def test_sets_with_what_is_wanted_and_what_is_applied(world):
         "extra": 1,
         "failing": "set full",
     }
+
+
+def test_what_is_kept_for_connections_is_wanted_as_well(world):
+    world.learn(CI, "www.example.com", "93.184.216.34", ttl=60)
+    world.now += 100
+    world.collect()
+    assert len(world.caches.endpoints[CI]) == 0
+    row = set_rows(world)[str(endpoint_set(TABLE, CI, 4, ports=True))]
+    assert (row["wanted"], row["missing"]) == (2, 2)
 
 
 def test_sets_of_one_endpoint_and_those_that_are_nobodys(world):
