@@ -12,7 +12,7 @@ prefix length, the longest first, which is how endpoints are found everywhere el
 
 from __future__ import annotations
 
-from ipaddress import collapse_addresses
+from ipaddress import collapse_addresses, ip_address
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
@@ -125,6 +125,25 @@ def redirect(endpoints: EndpointTable, *, port: int, table: TableId = TABLE, mar
         ],
     }
     return _text("redirect", _REDIRECT.format(mark=mark, port=port), table, [], chains)
+
+
+def uncovered(endpoints: EndpointTable, listen: Iterable[tuple[str, int]], port: int) -> Iterator[str]:
+    """Yield a sentence for everybody whose redirected queries come to where the proxy does not listen.
+
+    `listen` are addresses in text and ports. Of an endpoint it is not known by which interface it comes in,
+    so any address of its family that is not loopback passes for the right one.
+    """
+    there = [ip_address(address) for address, each in listen if each == port]
+    for version, word in ((4, "0.0.0.0"), (6, "[::]")):
+        found = [address for address in there if address.version == version]
+        wildcard = any(address.is_unspecified for address in found)
+        advice = f"nobody answers there; listen on {word}:{port}"
+        if not wildcard and not any(address.is_loopback for address in found):
+            loopback = "127.0.0.1" if version == 4 else "[::1]"
+            yield f"queries of this host over IPv{version} are redirected to {loopback}:{port}: {advice}"
+        routed = any(prefix.version == version for each in _routed(endpoints) for prefix in each.prefixes)
+        if routed and not wildcard and all(address.is_loopback for address in found):
+            yield f"queries of endpoints over IPv{version} are redirected to port {port} of here: {advice}"
 
 
 def _routed(endpoints: EndpointTable) -> list[Endpoint]:
