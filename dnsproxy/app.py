@@ -1,10 +1,10 @@
-"""The composition root: builds every object, starts every task, and handles signals and reloads.
+"""The composition root: builds every object, starts every task, and handles signals.
 
-Nothing answers before everything stands: texts checked, addresses bound, the kernel's sets read back and
-repaired. What fails on the way is one message and an exit code, and nothing is left half done.
+Nothing answers before everything stands: texts checked, addresses bound, the state read, the kernel's sets
+read back and repaired. What fails on the way is one message and an exit code, and nothing is left half done.
 
-One TaskGroup holds all tasks. A reload reads and checks all texts, in a thread since a long list takes a
-second, before it swaps anything; with any fault the running policy stays, and the log says so.
+One TaskGroup holds all tasks. Where another instance hands over to this one (see handover.py), it goes on
+serving until all of the above is done here; nothing leaves a set before it has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from socket import SOCK_DGRAM
@@ -20,29 +21,37 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from dnsproxy import __version__, files, handover, host, logs, parts
 from dnsproxy import config as settings
-from dnsproxy import files, host, logs, parts
-from dnsproxy.events import EventWriter, Ring
-from dnsproxy.namemanager.plan import Plan
+from dnsproxy.admin.server import read_token, serve
+from dnsproxy.admin.views import State
+from dnsproxy.cache import journal
+from dnsproxy.cache.gc import Collector
+from dnsproxy.cache.keeper import Keeper
+from dnsproxy.events import EventWriter, Fan, Ring
 from dnsproxy.reload import Reloader
 from dnsproxy.servers import FAILURES
-from dnsproxy.systemd import notify
+from dnsproxy.systemd import notify, watchdog_interval
 from dnsproxy.transport.tcp import Streams, TcpListener
 from dnsproxy.transport.udp import UdpListener
 from dnsproxy.transport.upstream import Upstreams
+from dnsproxy.warmup import WarmUp, targets
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
     from dnsproxy.addresses import Network
+    from dnsproxy.cache.store import Store
     from dnsproxy.config import Config
     from dnsproxy.endpoints import EndpointTable
+    from dnsproxy.handover import Handover
     from dnsproxy.namemanager.manager import Sets
     from dnsproxy.parts import UpstreamSource
     from dnsproxy.rules.policy import Policy
     from dnsproxy.servers import Routes, Server
+    from dnsproxy.warmup import Target
 
 TICK = 0.05  # seconds between two looks at what is overdue
 PATIENCE = 2.0  # seconds that a stop waits for queries in flight
@@ -50,15 +59,14 @@ PATIENCE = 2.0  # seconds that a stop waits for queries in flight
 log = structlog.get_logger("dnsproxy")
 
 
-def run(config: Config, *, config_path: Path) -> int:
+def run(config: Config, *, config_path: Path, take_over: bool = False) -> int:
     """Run the proxy until it is told to stop; return the exit code."""
     logs.configure(config.log.level, config.log.format)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # until there is something to reload or tell; the default is to die
+        # Until there is something to reload or tell; the default is to die.
+        signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, config_path))
+        runner.run(_serve(config, config_path, take_over=take_over))
     return 0
 
 
@@ -73,21 +81,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
-async def _serve(config: Config, path: Path) -> None:
+async def _serve(config: Config, path: Path, *, take_over: bool) -> None:
     async with AsyncExitStack() as stack:
         seen = {"policies": files.signature([config.policy.directory])}
         endpoints, policy = parts.load_policy(config)
         local_addresses = await stack.enter_async_context(aclosing(host.changes(log.warning)))
         local = await anext(local_addresses)
         settings.check_loops(config, local)
-        listening = parts.open_listeners(config, stack)
+        store, former = await parts.open_store(config, stack, take_over=take_over)
+        handed = await asyncio.to_thread(former.prepare) if former else []
+        listening = parts.open_listeners(config, handed, stack)
         upstream = parts.UpstreamSource(local)
         await upstream.start(config, stack)
         seen["upstreams"] = files.signature(upstream.watched(config))
         sets = await parts.open_sets(config)
         stack.push_async_callback(sets.close)
-        proxy = Proxy(config, path, sets, endpoints, policy, upstream, local)
-        await proxy.run(listening, local_addresses, seen)
+        proxy = Proxy(config, path, sets, endpoints, policy, upstream, store)
+        await proxy.run(listening, local_addresses, seen, former)
 
 
 class Proxy:
@@ -101,43 +111,75 @@ class Proxy:
         endpoints: EndpointTable,
         policy: Policy,
         upstream: UpstreamSource,
-        local: frozenset[bytes],
+        store: Store | None,
     ) -> None:
         self._config = config
         self._upstream = upstream
-        self._endpoints = endpoints.with_host_addresses(local)
+        self._endpoints = endpoints.with_host_addresses(upstream.local)
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._listeners: list[UdpListener | TcpListener] = []
         self._stop = asyncio.Event()
-        routes = upstream.routes(config)
-        self._ring = Ring() if config.events.file else None
-        self._writer: EventWriter | None = None
-        caches = self._caches = parts.make_caches(config)
-        private = tuple(config.policy.private)
-        plan = Plan(policy, self._endpoints, caches=caches, table=config.sets.table, private=private)
-        self.manager = parts.make_manager(config, plan, sets, caches)
+        self._restored = False
+        self._routes = upstream.routes(config)
+        self._caches = parts.make_caches(config)
+        self.plan = parts.make_plan(config, policy, self._endpoints, self._caches)
+        self.collector = Collector(self._caches)
+        self.manager = parts.make_manager(config, self.plan, sets, self.collector)
         self.exchange = parts.make_exchange(
-            config, plan, self.manager, self._endpoints, policy, routes, self._ring
+            config, self.plan, self.manager, self._endpoints, policy, self._routes
         )
         self.upstreams = Upstreams(
-            tuple(routes), self.exchange, self._loop, config.upstream.sockets, config.upstream.mark
+            tuple(self._routes), self.exchange, self._loop, config.upstream.sockets, config.upstream.mark
         )
-        self._routes = routes
+        self.tracker = parts.make_tracker(config, self._caches, lambda: self._endpoints)
+        self._journal = journal.Journal(
+            self._caches, aliases=self.exchange.aliases, claims=self.plan.claims, sets=self.plan.sets
+        )
+        self.keeper = Keeper(self._journal, store) if store else None
         self.reloader = Reloader(config, path, upstream, self._enforce, self._ask)
+        self._ring = Ring() if config.events.file else None
+        self._writer: EventWriter | None = None
+        self._fan = Fan(self.exchange.set_events, self._ring)
+        self._state = State(
+            plan=self.plan,
+            manager=self.manager,
+            exchange=self.exchange,
+            collector=self.collector,
+            sets=sets,
+            endpoints=lambda: self._endpoints,
+            servers=lambda: self._routes,
+            events=self._fan,
+            tracker=self.tracker,
+            store=lambda: self.keeper.status() if self.keeper else None,
+            faults=lambda: self.reloader.faults,
+            listening=lambda: [str(address) for address in config.listen],
+            reload=self.reloader.now,
+            restored=lambda: self._restored,
+            clock=self._loop.time,
+            wall=time.time,
+            version=__version__,
+            pid=os.getpid(),
+        )
+        self._administration = AsyncExitStack()
+
+    # -- from start to end ------------------------------------------------------------------------------
 
     async def run(
         self,
         sockets: list[socket.socket],
         local_addresses: AsyncIterator[frozenset[bytes]],
         seen: dict[str, files.Signature],
+        former: Handover | None,
     ) -> None:
-        """Serve until a signal says stop; then finish what is in flight."""
+        """Serve until a signal, or another instance, says stop; then finish what is in flight."""
         self._handle_signals()
-        if self._config.events.file is not None and self._ring is not None:
-            self._writer = EventWriter(
-                self._ring, self._config.events.file, rate=self._config.events.rate, say=log.warning
-            )
+        self._write_events()
+        _calm_collector()
+        await self._preload()
+        await self._restore()
+        self._restored = True
+        self.manager.deletes = former is None
         async with asyncio.TaskGroup() as tasks:
             steps = {
                 "sets": self.manager.run(),
@@ -147,10 +189,15 @@ class Proxy:
                 "upstreams": self.reloader.follow("upstreams", seen["upstreams"]),
                 "addresses": self._follow_addresses(local_addresses),
                 "health": self._watch_servers(),
+                "watchdog": self._reassure(),
             }
             running = [tasks.create_task(step, name=name) for name, step in steps.items()]
             await self._until_enforcing()
+            if former is not None:
+                await self._take(former)
             await self._listen(sockets)
+            await self._administer(replace=former is not None)
+            running += [tasks.create_task(step, name=name) for name, step in self._later(sockets, former)]
             _calm_collector()
             log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
             self._note()
@@ -160,6 +207,80 @@ class Proxy:
             for task in running:
                 task.cancel()
         await self._close()
+
+    def _later(
+        self, sockets: list[socket.socket], former: Handover | None
+    ) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """Yield the tasks that begin when queries are answered."""
+        yield "connections", self.tracker.run()
+        if self.keeper is not None and self._config.state.directory is not None:
+            yield "state", self.keeper.run()
+            yield "handover", self._offer(self._config.state.directory, sockets)
+        if former is not None:
+            yield "former", self._outlive(former)
+        if self._config.warm_up.interval is not None:
+            yield "warm-up", WarmUp(self.exchange, self._targets, self._config.warm_up.interval).run()
+
+    def _targets(self) -> Iterator[Target]:
+        return targets(self._policy, self._endpoints)
+
+    def _write_events(self) -> None:
+        file = self._config.events.file
+        if file is not None and self._ring is not None:
+            self._writer = EventWriter(self._ring, file, rate=self._config.events.rate, say=log.warning)
+
+    async def _restore(self) -> None:
+        """Learn what the last process knew. Twice is harmless."""
+        if self.keeper is not None:
+            state, now = await self.keeper.load(), self._loop.time()
+            offset = time.time() - now
+            for note in state.notes:
+                log.warning("the state on disk", note=note)
+            for _ in journal.restore(state, self._caches, offset, now):
+                await asyncio.sleep(0)
+            self.exchange.restore_aliases(journal.aliases(state, offset, now))
+            self.plan.restore(journal.claims(state), journal.sets(state))
+
+    async def _preload(self) -> None:
+        now = self._loop.time()
+        found = parts.preloaded(self._config, self._policy, self._endpoints, time.time() - now, now)
+        for _ in journal.load(self._caches, found):
+            await asyncio.sleep(0)
+
+    async def _take(self, former: Handover) -> None:
+        """Have the other instance stop reading our sockets, and learn what it has learned meanwhile."""
+        await asyncio.to_thread(former.take)
+        await self._restore()
+
+    async def _outlive(self, former: Handover) -> None:
+        """Take nothing out of the sets while the other instance may still put something in."""
+        await asyncio.to_thread(former.wait)
+        await self.manager.resync()
+        self.manager.deletes = True
+        log.info("took over from the former instance")
+
+    async def _offer(self, folder: Path, sockets: list[socket.socket]) -> None:
+        """Hand over to another instance that asks for it."""
+
+        async def prepare() -> list[socket.socket]:
+            self.manager.deletes = False
+            if self.keeper is not None:
+                await self.keeper.flush()
+            return sockets
+
+        async def take() -> None:
+            log.info("another instance takes over")
+            for listener in self._listeners:
+                listener.pause()
+            await self._administration.aclose()
+            if self.keeper is not None:
+                await self.keeper.close()
+            self._stop.set()
+
+        def resume() -> None:
+            self.manager.deletes = True
+
+        await handover.offer(folder, prepare, take, resume)
 
     def _handle_signals(self) -> None:
         handlers: dict[int, Callable[[], object]] = {
@@ -186,6 +307,7 @@ class Proxy:
             connections=limits.tcp_connections,
             per_client=limits.tcp_connections_per_client,
             idle=limits.tcp_idle,
+            owner=self._owner,
         )
         for sock in sockets:
             if sock.type == SOCK_DGRAM:
@@ -195,21 +317,45 @@ class Proxy:
                 await listener.start()
                 self._listeners.append(listener)
 
+    def _owner(self, address: bytes) -> str | None:
+        endpoint = self._endpoints.find(address)
+        return None if endpoint is None else endpoint.key
+
+    async def _administer(self, *, replace: bool) -> None:
+        """Answer to the admin API, metrics and health checks; `replace` what another instance left."""
+        admin, metrics = self._config.admin, self._config.metrics
+        token = read_token(admin.token_file) if admin.token_file is not None else b""
+        served = serve(
+            self._state,
+            path=admin.socket,
+            listen=admin.listen,
+            token=token,
+            metrics=metrics.listen,
+            per_endpoint=metrics.per_endpoint,
+            replace=replace,
+        )
+        await self._administration.enter_async_context(served)
+
     async def _wind_down(self) -> None:
         """Take no more queries, and answer those that were taken."""
         notify("STOPPING=1")
+        await self._administration.aclose()
         for listener in self._listeners:
-            listener.drain()
+            listener.pause()
         until = self._loop.time() + PATIENCE
         while self.exchange.flying or self.manager.status()["waiting"]:
             await asyncio.sleep(TICK)
             if self._loop.time() > until:
                 break
+        for sink, wire, peer in self.exchange.stop(self._loop.time()):
+            sink.send(wire, peer)
 
     async def _close(self) -> None:
         for listener in self._listeners:
             listener.close()
         await self.upstreams.close()
+        if self.keeper is not None:
+            await self.keeper.close()
         if self._writer is not None:
             await asyncio.to_thread(self._writer.stop)
         log.info("stopped; the sets stay as they are")
@@ -222,6 +368,13 @@ class Proxy:
             await asyncio.sleep(TICK)
             for sink, wire, peer in self.exchange.expire(self._loop.time()):
                 sink.send(wire, peer)
+
+    async def _reassure(self) -> None:
+        """Tell systemd's watchdog that the loop turns, if it wants to know."""
+        interval = watchdog_interval()
+        while interval is not None:
+            notify("WATCHDOG=1")
+            await asyncio.sleep(interval)
 
     async def _watch_servers(self) -> None:
         """Say once when a server stops answering, and once when it is back."""

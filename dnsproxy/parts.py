@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from socket import SOCK_DGRAM, SOCK_STREAM
 from typing import TYPE_CHECKING
 
 import structlog
 
 from dnsproxy import config as settings
 from dnsproxy import files, names
-from dnsproxy.cache.gc import Caches, Collector
+from dnsproxy.cache import preload
+from dnsproxy.cache.gc import Caches
+from dnsproxy.cache.store import Store
 from dnsproxy.demo import zone
-from dnsproxy.errors import KernelError, RightsError
+from dnsproxy.errors import KernelError, NetworkError, RightsError
 from dnsproxy.exchange import Exchange
+from dnsproxy.handover import Handover
+from dnsproxy.namemanager import conntrack
 from dnsproxy.namemanager.manager import NameManager
 from dnsproxy.namemanager.nft import NftSets
+from dnsproxy.namemanager.plan import Plan
 from dnsproxy.namemanager.show import ShowSets
+from dnsproxy.namemanager.tracker import Tracker
 from dnsproxy.rules.policy import load
 from dnsproxy.servers import Routes, Server
 from dnsproxy.systemd import passed_sockets
@@ -23,14 +31,15 @@ from dnsproxy.transport.udp import open_udp
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AsyncExitStack
     from pathlib import Path
 
+    from dnsproxy.cache.gc import Collector
+    from dnsproxy.cache.lookups import Record
     from dnsproxy.config import Config, SocketAddress
     from dnsproxy.endpoints import EndpointTable
-    from dnsproxy.events import Ring
     from dnsproxy.namemanager.manager import Sets
-    from dnsproxy.namemanager.plan import Plan
     from dnsproxy.rules.policy import Policy
 
 log = structlog.get_logger("dnsproxy")
@@ -42,12 +51,43 @@ def load_policy(config: Config) -> tuple[EndpointTable, Policy]:
     return load(texts, enforcement=config.policy.enforcement)
 
 
-def open_listeners(config: Config, stack: AsyncExitStack) -> list[socket.socket]:
-    """Return bound sockets, a datagram and a stream one for each address, or those that systemd passed."""
-    sockets = passed_sockets()
-    if not sockets:
-        for address, port in config.listen:
-            for opened in (open_udp, open_tcp):
+async def open_store(
+    config: Config, stack: AsyncExitStack, *, take_over: bool
+) -> tuple[Store | None, Handover | None]:
+    """Return the state on disk, and the other side of a handover if another instance has it still."""
+    folder = config.state.directory
+    if folder is None:
+        return None, None
+    store = Store(folder)
+    if store.acquire():
+        return store, None
+    if not take_over:
+        raise NetworkError(
+            f"another instance is running with the state in {folder}: `dnsproxy run --take-over` replaces it "
+            "without losing a query; to run beside it, set state.directory to another"
+        )
+    former = await asyncio.to_thread(Handover, folder)
+    stack.callback(former.close)
+    return store, former
+
+
+def open_listeners(
+    config: Config, handed: Sequence[socket.socket], stack: AsyncExitStack
+) -> list[socket.socket]:
+    """Return bound sockets, a datagram and a stream one for each address.
+
+    They come from systemd, or from the instance that this one replaces as far as it has them.
+    """
+    if sockets := passed_sockets():
+        return sockets
+    former = {(sock.type, *sock.getsockname()[:2]): sock for sock in handed}
+    for sock in handed:
+        stack.callback(sock.close)
+    for address, port in config.listen:
+        for kind, opened in ((SOCK_DGRAM, open_udp), (SOCK_STREAM, open_tcp)):
+            if (taken := former.get((kind, address, port))) is not None:
+                sockets.append(taken)
+            else:
                 sockets.append(opened(address, port))
                 stack.callback(sockets[-1].close)
     return sockets
@@ -86,19 +126,34 @@ def make_caches(config: Config) -> Caches:
         minimum_ttl=config.cache.minimum_ttl,
         addresses_per_name=config.cache.addresses_per_name,
         names_per_endpoint=config.cache.names_per_endpoint,
+        zombies_per_endpoint=config.zombies.per_endpoint,
+        grace=config.zombies.grace,
+        unobserved=config.zombies.unobserved,
     )
 
 
-def make_manager(config: Config, plan: Plan, sets: Sets, caches: Caches) -> NameManager:
+def make_plan(config: Config, policy: Policy, endpoints: EndpointTable, caches: Caches) -> Plan:
+    """Return what turns caches and policy into elements."""
+    private = tuple(config.policy.private)
+    return Plan(policy, endpoints, caches=caches, table=config.sets.table, private=private)
+
+
+def make_manager(config: Config, plan: Plan, sets: Sets, collector: Collector) -> NameManager:
     """Return the single writer of `sets`."""
     return NameManager(
         plan,
         sets,
-        Collector(caches),
+        collector,
         release=config.sets.on_timeout == "release",
         repair_interval=config.sets.repair_interval,
         gc_interval=config.cache.gc_interval,
     )
+
+
+def make_tracker(config: Config, caches: Caches, endpoints: Callable[[], EndpointTable]) -> Tracker:
+    """Return what looks for the connections of zombies."""
+    times = config.conntrack
+    return Tracker(conntrack.read, caches, endpoints, shortest=times.shortest, longest=times.longest)
 
 
 def make_exchange(
@@ -108,7 +163,6 @@ def make_exchange(
     endpoints: EndpointTable,
     policy: Policy,
     routes: Routes,
-    events: Ring | None,
 ) -> Exchange:
     """Return the exchange; answers wait in `waiting`."""
     return Exchange(
@@ -126,8 +180,24 @@ def make_exchange(
         queries=config.limits.queries,
         queries_per_client=config.limits.queries_per_client,
         alias_ttl=config.cache.minimum_ttl,
-        events=events,
     )
+
+
+def preloaded(
+    config: Config, policy: Policy, endpoints: EndpointTable, offset: float, now: float
+) -> Iterator[tuple[str, Record]]:
+    """Return the lookups to learn at start, each for the key of an endpoint whose policy grants the name.
+
+    `offset` is wall clock minus monotonic clock, `now` the latter. DocumentError names the file's faults.
+    """
+    path = config.state.preload
+    if path is None:
+        return iter(())
+
+    def granting(name: bytes) -> Iterator[str]:
+        return (each.key for each in endpoints.endpoints if policy.view(each).grants(name).grants)
+
+    return preload.spread(preload.parse(files.read_text(path), str(path)), granting, offset, now)
 
 
 class UpstreamSource:

@@ -15,7 +15,8 @@ import re
 import signal
 import socket
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import yaml
@@ -130,6 +131,12 @@ class Site:
         )
         self.await_log("ready")
 
+    def successor(self):
+        """Start another instance that takes over; do not wait."""
+        self.log = self.directory / "successor.log"
+        arguments = ["run", "--take-over", "--config", str(self.config)]
+        self.proxy = self.router.popen(sys.executable, "-m", "dnsproxy", *arguments, log=self.log)
+
     def stop(self):
         """Stop the proxy as systemd would, and return its exit code."""
         self.proxy.send_signal(signal.SIGTERM)
@@ -148,6 +155,26 @@ class Site:
             return found[count - 1] if len(found) >= count else None
 
         return wait_for(said, 20, f"{event!r} in the log")
+
+    def admin(self, method, path):
+        """Ask the proxy's admin API; return what it answers."""
+        status, body = ask_admin(self.directory / "admin.sock", method, path)
+        assert status == 200, body
+        return body
+
+    def look(self, passes=1):
+        """Have the proxy look through the kernel's connections, now."""
+        for _ in range(passes):
+            self.admin("POST", "/v1/conntrack/pass")
+
+    def zombies(self):
+        """The zombies as the admin API lists them, by address."""
+        return {row["ip"]: row for row in self.admin("GET", "/v1/zombies")}
+
+    def kill(self):
+        """End the proxy without a word, as a crash would."""
+        self.proxy.kill()
+        self.proxy.wait(20)
 
     def statistics(self):
         """The numbers that SIGUSR1 makes the proxy log."""
@@ -197,6 +224,18 @@ class Site:
         listener = self.world.call(lambda: socket.create_server(("::", port), **options))
         listener.setblocking(False)
         return listener
+
+
+def ask_admin(path, method, target):
+    """One request over a unix socket: (status, JSON)."""
+    connection = HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with closing(connection):
+        connection.sock.settimeout(30)
+        connection.sock.connect(str(path))
+        connection.request(method, target)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
 
 
 @contextmanager

@@ -243,7 +243,8 @@ def test_a_resolv_conf_is_followed(tmp_path):
 
 def test_sockets_may_come_from_systemd(tmp_path):
     """Whatever `listen` says, what systemd holds open is served; it does so for both transports."""
-    with running(tmp_path) as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as passed:
+    alone = {"state": {"directory": None}, "admin": {"socket": None}}
+    with running(tmp_path, **alone) as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as passed:
         passed.bind(("127.0.0.1", 0))
         shell = (
             f'exec 3<&{passed.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m dnsproxy run --config "$1"'
@@ -264,10 +265,23 @@ def test_sockets_may_come_from_systemd(tmp_path):
     assert answer.rcode() == dns.rcode.NOERROR
 
 
+def test_a_second_instance_with_the_same_state_says_what_to_do(daemon):
+    done = second_instance(daemon)
+    assert done.returncode == 4
+    assert f"another instance is running with the state in {daemon.folder / 'state'}" in done.stderr
+    assert "--take-over" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_instance_on_the_same_port_says_who_may_hold_it(daemon):
-    command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(daemon.config)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    daemon.write(state={"directory": "other"})
+    done = second_instance(daemon)
     assert done.returncode == 4
     assert f"127.0.0.1:{daemon.port} is taken" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def second_instance(daemon, *arguments):
+    command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(daemon.config), *arguments]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -75,6 +75,7 @@ class Keeper:
         self._store = store
         self._clock = clock
         self._wall = wall
+        self._closed = False
         self._one = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
@@ -91,6 +92,8 @@ class Keeper:
     async def flush(self) -> bool:
         """Write what has changed until now; tell whether it is on disk."""
         async with self._one:
+            if self._closed:
+                return False
             batch, started = Batch(whole=self._store.whole_due), self._clock()
             written = await self._written(batch)
             if written:
@@ -98,11 +101,13 @@ class Keeper:
             return written
 
     async def close(self) -> None:
-        """Write the rest, and let go of the store."""
+        """Write the rest, and let go of the store; nothing is written after that."""
         await self.flush()
         async with self._one:
-            await self._in_thread(self._store.close)
-        self._thread.shutdown()
+            if not self._closed:
+                self._closed = True
+                await self._in_thread(self._store.close)
+                self._thread.shutdown()
 
     def status(self) -> dict[str, Any]:
         """Return how old the state on disk is, in seconds, how often it was written, and what is wrong."""

@@ -21,11 +21,11 @@ class Journal:
     def take(self, batch, offset):
         self.offsets.append(offset)
         yield
-        batch.tables["lookups"].rows, self.changed = self.changed, []
+        batch.tables["lookups"].rows, self.changed = dict.fromkeys(self.changed), []
         yield
 
     def give_back(self, batch):
-        self.changed = batch.tables["lookups"].rows + self.changed
+        self.changed = [*batch.tables["lookups"].rows, *self.changed]
 
 
 class Store:
@@ -46,7 +46,7 @@ class Store:
         if self.full:
             raise DnsproxyError("the disk is full")
         self.whole_due = False
-        self.written.append((batch.whole, batch.tables["lookups"].rows))
+        self.written.append((batch.whole, list(batch.tables["lookups"].rows)))
 
     def load(self):
         self.threads.add(threading.current_thread())
