@@ -104,6 +104,8 @@ def comment(name: str) -> str:
     escapes in a comment, so the mark would end it and a saved ruleset would read the rest as rules.
     A longer name keeps its beginning and its end around `...`. A comment is its own comment.
     """
+    if len(name) <= MAX_COMMENT and name.isascii() and '"' not in name:
+        return name
     text = name.encode("ascii", "backslashreplace").decode("ascii")
     text = text.replace('\\"', "\\034").replace('"', "\\034")
     return text if len(text) <= MAX_COMMENT else text[:_HEAD] + _CUT + text[_HEAD + len(_CUT) - MAX_COMMENT :]

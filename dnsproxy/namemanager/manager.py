@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from dnsproxy.namemanager.plan import Hold, Plan, Transaction
     from dnsproxy.rules.policy import Policy
 
+    K = TypeVar("K")
     T = TypeVar("T")
 
 TRANSACTION: Final = 1000  # elements in one transaction, 4 ms in the kernel
@@ -665,9 +666,9 @@ class NameManager:
         while not done:
             step = self._collector.step(self._clock())
             unreported, done = unreported + step.unreported, step.done
-            plan.departed(step.removed, gone)
             self._tell_of_evicted(step.removed)
             await self._breathe()
+            await self._stepwise(plan.departed(step.removed, gone))
         theirs = {spec for spec in plan.sets() if not spec.ours}
         if not unreported:
             theirs.intersection_update(spec for spec, _ in gone)
@@ -675,7 +676,7 @@ class NameManager:
         if unreported:
             await self._reconcile(policy)
         elif gone:
-            await self._apply(plan.review(list(gone), TRANSACTION), policy)
+            await self._apply(plan.review(_emptied(gone), TRANSACTION), policy)
 
     def _tell_of_evicted(self, removed: Mapping[str, Sequence[Gone]]) -> None:
         for key, pairs in removed.items():
@@ -686,6 +687,12 @@ class NameManager:
                     endpoint=key,
                     hint="raise zombies.per_endpoint, or see what this host connects to",
                 )
+
+
+def _emptied(some: dict[K, None]) -> Iterator[K]:
+    """Walk over keys, letting go of each: to free a million at once would take long."""
+    while some:
+        yield some.popitem()[0]
 
 
 def _pause(times: int, longest: float) -> float:

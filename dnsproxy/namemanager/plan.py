@@ -60,7 +60,7 @@ from dnsproxy.namemanager.elements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from dnsproxy.addresses import Network
     from dnsproxy.cache.gc import Caches
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from dnsproxy.rules.policy import Grant, Grants, Policy, View
     from dnsproxy.servers import Sink
 
-STEP: Final = 500  # elements looked at in one step of a walk, one to three milliseconds
-KEYS: Final = 5_000  # keys that one step compares, about a millisecond
+STEP: Final = 200  # elements looked at in one step of a walk, two milliseconds
+KEYS: Final = 2_000  # keys that one step compares, one to two milliseconds
 ELEMENTS: Final = 4_096  # that one answer may ask for
 OPEN: Final = 100_000  # addresses in all of Grants.open, some 15 MB; beyond it, all are looked at anew
 TEMPLATES: Final = 512  # Grants objects whose slots one endpoint remembers; a policy forgets them, too
@@ -611,8 +611,9 @@ class Plan:
 
     def departed(
         self, removed: Mapping[str, Iterable[Gone]], into: dict[tuple[SetSpec, bytes], None]
-    ) -> None:
-        """Add to `into` the elements that may have been there on account of pairs that are gone."""
+    ) -> Generator[None, None, None]:
+        """Add to `into`, in steps, the elements that may be there on account of pairs that are gone."""
+        looked = 0
         for endpoint, pairs in removed.items():
             place = self.places.get(endpoint)
             if place is None:  # all of it went with the endpoint
@@ -623,6 +624,9 @@ class Plan:
                     key = pair.address + suffix
                     if self._known(spec, key) is not None:
                         into[spec, key] = None
+                    looked += 1
+                    if looked % STEP == 0:
+                        yield
 
     def review(self, candidates: Iterable[tuple[SetSpec, bytes]], size: int) -> Iterator[Transaction]:
         """Yield, in steps as `changes` does, what deletes elements that nothing wants, or renames them."""
@@ -664,8 +668,12 @@ class Plan:
         That is the name that it has, if this contributes, else any that does.
         """
         address = address_of(key)
-        slot, name = (spec, key[len(address) :]), _named(text)
-        places = self._sharing(spec)
+        slot, places = (spec, key[len(address) :]), self._sharing(spec)
+        if len(places) == 1 and len(known := places[0].names(address)) == 1:  # nearly all are so
+            granted = self._grants(places[0], known[0], address, slot)
+            yield comment(names.to_text(known[0])) if granted else None
+            return
+        name = _named(text)
         if name is not None and any(
             place.holds(name, address) and self._grants(place, name, address, slot) for place in places
         ):
@@ -687,7 +695,7 @@ class Plan:
             found = text
         yield found
 
-    def _sharing(self, spec: SetSpec) -> Iterable[Place]:
+    def _sharing(self, spec: SetSpec) -> Sequence[Place]:
         """Return the endpoints that may have something in a set."""
         owner = self._owners.get(spec)
         if owner is not None:

@@ -330,3 +330,64 @@ def test_invariant_7_a_name_that_only_resolves_opens_nothing():
             assert writer.caches.of("default/e0").addresses(from_text("n.lookup.test")) != ()
 
     run_virtual(main())
+
+
+# Restarts and zombies: nothing that a connection may use goes, and nothing else stays.
+
+
+def learned(key, text):
+    """Tell what clients have learned from what `meddle` added or renamed."""
+    return address_of(key)[:3] != bytes((93, 0, 0)) and text.startswith("n")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_invariants_1_2_and_7_across_kills_with_zombies_passes_and_neighbours(seed):
+    """One kernel, three processes: each is killed in the middle of its work and leaves nothing but claims."""
+
+    async def main():
+        weather = Weather(seed, failing=0.02)
+        sets, random = weather.sets(), weather.random
+        sets.kernel[HUB][address("93.9.9.9")] = "by hand"
+        claims = []
+        for _ in range(3):
+            writer = Writer(
+                POLICY, sets, minimum_ttl=1, gc_interval=2, repair_interval=6, zombies_per_endpoint=1000
+            )
+            writer.plan.restore(claims, writer.plan.sets())
+            left = {spec: dict(content) for spec, content in sets.kernel.items()}
+            async with writer.running():
+                for spec, content in left.items():
+                    kept = {key for key, text in content.items() if learned(key, text)}
+                    assert not spec.name.startswith("ep.") or kept <= sets.kernel[spec].keys()
+                changes = set()
+                loading = asyncio.ensure_future(load(writer, seed, 150))
+                for _ in range(5):
+                    await asyncio.sleep(random.expovariate(1 / 0.3))
+                    meddle(writer, random)
+                    changes.add(writer.clock())
+                    begun = writer.caches.passes.begin()
+                    live = random.sample([bytes((93, 0, n, 12)) for n in range(9)], 3)
+                    for zombies in writer.caches.zombies.values():
+                        for _ in zombies.mark(begun, writer.clock(), live):
+                            pass
+                    writer.caches.passes.complete(begun, writer.clock())
+                await loading
+                assert [n for n in writer.unapplied() if writer.answers[n].at not in changes] == []
+                claims = list(writer.plan.claims())
+            sets.changed.clear()  # what others did is there for the next process to find
+        writer = Writer(
+            POLICY, sets, minimum_ttl=1, gc_interval=2, repair_interval=6, zombies_per_endpoint=1000
+        )
+        writer.plan.restore(claims, ())
+        weather.failing = 0
+        async with writer.running():
+            await asyncio.sleep(10)
+            assert writer.in_kernel() == writer.wanted_of_ours() != {}
+            for _ in range(2):
+                passes = writer.caches.passes
+                passes.complete(passes.begin(), writer.clock())
+            await asyncio.sleep(10)
+            assert writer.in_kernel() == {}
+            assert sets.kernel[HUB] == {address("93.9.9.9"): "by hand"}
+
+    run_virtual(main())

@@ -586,7 +586,7 @@ def collected(world, now):
     collector, gone, done = Collector(world.plan.caches), {}, False
     while not done:
         step = collector.step(now)
-        world.plan.departed(step.removed, gone)
+        finish(world.plan.departed(step.removed, gone))
         done = step.done
     written = []
     for deletes, adds in world.plan.review(list(gone), 1000):
