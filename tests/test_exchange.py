@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import permutations
+
 import dns.flags
 import dns.message
 import dns.rcode
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 from worlds import make_plan
 
 from dnsproxy.addresses import from_text as address
-from dnsproxy.exchange import Exchange
+from dnsproxy.exchange import LEADERS, VARIANTS, Exchange
+from dnsproxy.namemanager.elements import key_suffix
 from dnsproxy.namemanager.plan import Hold
 from dnsproxy.names import from_text
 from dnsproxy.rules.policy import load
@@ -42,6 +46,17 @@ spec:
   resolve: ["*.lookup.test"]
 """
 NARROWER = DOCUMENTS.replace("www.example.com", "other.example.com")
+OTHER = """---
+apiVersion: dnsproxy/v1
+kind: EgressPolicy
+metadata: {name: other}
+spec:
+  endpointSelector: {matchLabels: {app: other}}
+  allow:
+  - {name: www.example.com, ports: [443]}
+  - {name: inside.example.com, ports: [443]}
+"""
+APART = ("{name: strict, labels: {app: ci}}", "{name: strict, labels: {app: other}}")
 CI, STRICT, STRANGER = address("192.0.2.10"), address("192.0.2.20"), address("192.0.2.99")
 
 
@@ -67,8 +82,8 @@ class Line:
 class World:
     """One exchange with two upstream servers of two sockets and a stream each."""
 
-    def __init__(self, servers=2, **settings):
-        self.endpoints, self.policy = load([("policies.yaml", DOCUMENTS)], enforcement="default")
+    def __init__(self, servers=2, documents=DOCUMENTS, **settings):
+        self.endpoints, self.policy = load([("policies.yaml", documents)], enforcement="default")
         self.plan = make_plan(self.endpoints, self.policy)
         self.client, self.waiting, self.events = Sent(), Sent(), []
         self.servers = [Server(f"198.51.100.{number + 1}") for number in range(servers)]
@@ -96,6 +111,16 @@ class World:
             sink, wire, peer = action
             sink.send(wire, peer)
 
+    def tick(self, now):
+        for action in self.exchange.expire(now):
+            self.act(action)
+
+    def swap(self, documents):
+        """Reload the policy."""
+        endpoints, policy = load([("policies.yaml", documents)], enforcement="default")
+        self.plan.set_policy(policy, endpoints)
+        self.exchange.set_policy(policy, endpoints)
+
     def upstream(self, server=0, *, stream=False):
         """Every (channel, message) that went to a server, in the order of sending."""
         return [
@@ -109,7 +134,7 @@ class World:
         response = dns.message.make_response(query)
         response.set_rcode(rcode)
         response.answer = [dns.rrset.from_text(*record) for record in records]
-        self.act(self.exchange.answer(channel, edit(response.to_wire()), now))
+        self.act(self.exchange.answer(channel, edit(response.to_wire(max_size=65_535)), now))
 
     def replies(self):
         return [dns.message.from_wire(wire) for wire, _ in self.client]
@@ -501,6 +526,40 @@ def test_a_policy_swap_judges_what_is_in_flight_again():
     assert list(world.plan.caches.of("default/ci").items()) == []
 
 
+def test_a_held_answer_says_whose_it_is_and_is_judged_again_by_a_new_policy():
+    world = World()
+    world.ask("www.example.com")
+    world.answer(WWW)
+    [(_, hold)] = world.waiting
+    assert hold.owner == "default/ci"
+    world.swap(DOCUMENTS.replace("ports: [443]", "ports: [8443]"))
+    opened = hold.judge()
+    assert {key_suffix(6, 8443), key_suffix(17, 8443)} <= {element.key[4:] for element in opened}
+    world.swap(NARROWER)
+    assert dns.message.from_wire(hold.judge()).rcode() == dns.rcode.NXDOMAIN
+    assert world.exchange.flying == 0
+
+
+def test_a_held_answer_of_a_client_that_became_a_stranger_is_refused():
+    world = World()
+    world.ask("www.example.com")
+    world.answer(WWW)
+    [(_, hold)] = world.waiting
+    world.swap(DOCUMENTS.replace("192.0.2.10,", "192.0.2.11,"))
+    assert dns.message.from_wire(hold.judge()).rcode() == dns.rcode.REFUSED
+
+
+def test_a_held_answer_that_a_new_policy_would_strip_is_not_released():
+    world = World(strip=True)
+    world.ask("inside.example.com")
+    world.answer([("inside.example.com.", 60, "IN", "A", "10.1.2.3")])
+    [(_, hold)] = world.waiting
+    assert hold.judge()
+    assert isinstance(hold.judge(), tuple)
+    world.swap(DOCUMENTS.replace(", cidrs: [10.0.0.0/8]", ""))
+    assert hold.judge() == hold.refusal
+
+
 def test_events_tell_request_verdict_and_response():
     world = World()
     world.ask("www.example.com")
@@ -549,3 +608,299 @@ def test_with_stripping_on_a_service_record_that_nobody_can_read_does_not_go_out
     world.answer([], edit=lambda wire: wire[:7] + b"\x01" + wire[8:] + broken)
     [reply] = world.replies()
     assert (reply.rcode(), reply.answer) == (dns.rcode.NOERROR, [])
+
+
+# -- equal questions in flight ----------------------------------------------------------------------------
+
+
+def test_equal_questions_in_flight_leave_the_host_once_and_each_gets_the_answer_under_its_own_id():
+    world = World()
+    queries = [world.ask("a.lookup.test") for _ in range(50)]
+    assert len(world.log) == 1
+    assert world.exchange.flying == 50
+    world.answer([("a.lookup.test.", 60, "IN", "TXT", '"x"')])
+    assert [reply.id for reply in world.replies()] == [query.id for query in queries]
+    assert all(reply.answer for reply in world.replies())
+    assert world.exchange.flying == 0
+    counts = world.exchange.counts
+    assert (counts["forwarded"], counts["joined"], counts["answers"]) == (50, 49, 50)
+
+
+def test_after_its_answer_a_question_is_sent_anew():
+    world = World()
+    for _ in range(2):
+        world.ask("a.lookup.test")
+        world.ask("a.lookup.test")
+        world.answer([])
+    assert len(world.log) == 2
+
+
+def test_a_joined_query_has_an_action_as_every_query_has_that_will_be_answered():
+    world = World()
+    wire = world.ask("a.lookup.test").to_wire()
+    sink, reply, peer = world.exchange.query(wire, CI, world.client, "peer", 100.0, stream=False)
+    sink.send(reply, peer)
+    assert (world.client, len(world.log)) == ([], 1)
+
+
+def test_one_endpoints_question_opens_nothing_for_another_that_joined_it():
+    world = World()
+    world.ask("www.example.com")
+    world.ask("www.example.com", source=STRICT)
+    world.answer(WWW)
+    assert [{element.spec.name for element in hold.elements} for _, hold in world.waiting] == [
+        {"ep.default.ci.port4"},
+        {"ep.default.strict.port4"},
+    ]
+    assert world.client == []
+    world.acknowledge()
+    assert len(world.client) == 2
+    assert {key for key in ("default/ci", "default/strict") if len(world.plan.caches.of(key))} == {
+        "default/ci",
+        "default/strict",
+    }
+
+
+def test_a_denied_name_joins_nothing():
+    world = World()
+    world.ask("www.example.com")
+    world.ask("www.example.com", source=STRANGER)
+    world.answer(WWW)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.REFUSED]
+    assert len(world.waiting) == 1
+
+
+def test_every_follower_is_stripped_by_its_own_rules():
+    world = World(strip=True, documents=DOCUMENTS.replace(*APART) + OTHER)
+    inside = [("inside.example.com.", 60, "IN", "A", "10.1.2.3")]
+    for source in (CI, STRICT):
+        world.ask("inside.example.com", source=source)
+    world.answer(inside)
+    world.acknowledge()
+    assert sorted(len(reply.answer) for reply in world.replies()) == [0, 1]
+
+
+def test_followers_are_reported_one_by_one():
+    world = World()
+    world.ask("a.lookup.test")
+    world.ask("a.lookup.test", source=STRICT, now=100.05)
+    world.answer([], now=100.25)
+    responses = [event for event in world.events if event[0] == "response"]
+    assert [(event[2], event[3], round(event[11], 3)) for event in responses] == [
+        ("default/ci", CI, 0.25),
+        ("default/strict", STRICT, 0.2),
+    ]
+
+
+def test_followers_count_for_the_limits():
+    world = World(queries=5, queries_per_client=3)
+    for _ in range(4):
+        world.ask("a.lookup.test")
+    assert world.exchange.counts["limited"] == 1
+    for _ in range(3):
+        world.ask("a.lookup.test", source=STRICT)
+    assert world.exchange.counts["limited"] == 2
+    assert world.exchange.flying == 5
+
+
+@pytest.mark.parametrize("qtype", ["AAAA", "HTTPS"])
+def test_only_equal_questions_join(qtype):
+    world = World()
+    world.ask("a.lookup.test", "A")
+    world.ask("a.lookup.test", qtype)
+    world.ask("a.lookup.test", "A", use_edns=0)
+    world.ask("a.lookup.test", "A", stream=True)
+    world.ask("b.lookup.test", "A")
+    assert len(world.log) == 5
+
+
+def test_over_tcp_nothing_joins():
+    world = World()
+    for _ in range(3):
+        world.ask("a.lookup.test", stream=True)
+    assert len(world.upstream(stream=True)) == 3
+
+
+def test_a_question_in_many_guises_goes_over_tcp_from_the_fifth_on():
+    world = World(servers=1)
+    guises = [f"{first}{second}{third}.lookup.test" for first in "aA" for second in "bB" for third in "cC"]
+    queries = [world.ask(guise) for guise in guises]
+    assert (len(world.upstream()), len(world.upstream(stream=True))) == (VARIANTS, len(guises) - VARIANTS)
+    for channel, query in world.log[:]:
+        world.act(world.exchange.answer(channel, dns.message.make_response(query).to_wire(), 100.1))
+    assert sorted(reply.id for reply in world.replies()) == sorted(query.id for query in queries)
+    assert world.exchange.flying == 0
+    world.ask(guises[-1])
+    assert len(world.upstream()) == VARIANTS + 1
+
+
+def test_what_went_over_tcp_for_that_is_still_fitted_to_a_client_over_udp():
+    world = World(servers=1)
+    for payload in range(VARIANTS + 1):
+        world.ask("a.lookup.test", "TXT", use_edns=0, payload=600 + payload)
+    many = [("a.lookup.test.", 60, "IN", "TXT", *(f'"{letter * 200}"' for letter in "abcd"))]
+    world.answer(many, stream=True)
+    [cut] = world.replies()
+    assert cut.flags & dns.flags.TC
+
+
+def test_the_types_of_a_name_in_flight_over_udp_are_bounded_too():
+    world = World(servers=1)
+    for number in range(40):
+        world.ask("a.lookup.test", f"TYPE{1000 + number}")
+    assert (len(world.upstream()), len(world.upstream(stream=True))) == (LEADERS, 40 - LEADERS)
+
+
+def test_leaders_of_a_name_may_end_in_any_order_and_the_others_are_still_joined():
+    for order in permutations(("A", "AAAA", "HTTPS")):
+        world = World(servers=1)
+        for qtype in ("A", "AAAA", "HTTPS"):
+            world.ask("a.lookup.test", qtype)
+        sent = {dns.rdatatype.to_text(query.question[0].rdtype): (line, query) for line, query in world.log}
+        for at, qtype in enumerate(order, 1):
+            channel, query = sent[qtype]
+            world.act(world.exchange.answer(channel, dns.message.make_response(query).to_wire(), 100.1))
+            for left in order[at:]:
+                world.ask("a.lookup.test", left)
+        assert len(world.log) == 3
+        assert world.exchange._asked == {}
+        assert world.exchange.flying == 0
+
+
+def test_when_a_leaders_time_is_over_the_first_follower_leads_and_the_others_follow_it():
+    world = World(servers=1, attempt=1.0, timeout=4.0)
+    first = world.ask("a.lookup.test", now=100.0)
+    world.ask("a.lookup.test", now=103.5)
+    world.ask("a.lookup.test", now=103.6)
+    for tick in (101.0, 102.0, 103.0):
+        world.tick(tick)
+    before = len(world.log)
+    world.tick(104.0)
+    assert [(reply.id, reply.rcode()) for reply in world.replies()] == [(first.id, dns.rcode.SERVFAIL)]
+    assert len(world.log) == before + 1
+    assert world.exchange.counts["timeouts"] == 1
+    world.tick(104.9)
+    assert len(world.log) == before + 1, "an attempt is as long for it as for any"
+    world.answer([], now=104.95)
+    assert len(world.client) == 3
+    assert world.exchange.flying == 0
+    world.tick(110.0)
+    assert len(world.client) == 3
+
+
+def test_followers_that_came_with_their_leader_time_out_with_it():
+    world = World(servers=1, attempt=1.0, timeout=2.0)
+    for _ in range(3):
+        world.ask("a.lookup.test")
+    world.tick(101.0)
+    world.tick(102.0)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL] * 3
+    assert len(world.log) == 2
+    assert world.exchange.counts["timeouts"] == 3
+    assert world.exchange.flying == 0
+
+
+def test_retries_are_the_leaders_alone():
+    world = World(attempt=1.0)
+    for _ in range(10):
+        world.ask("a.lookup.test")
+    world.tick(101.0)
+    assert (len(world.upstream(0)), len(world.upstream(1))) == (1, 1)
+    world.answer([], server=1, now=101.1)
+    assert len(world.client) == 10
+
+
+def test_followers_fail_with_their_leader_each_under_its_own_id():
+    world = World()
+    queries = [world.ask("a.lookup.test") for _ in range(3)]
+    world.answer([], rcode=dns.rcode.REFUSED)
+    [(channel, _)] = world.upstream(1)
+    for action in world.exchange.lost(channel, 100.2):
+        world.act(action)
+    assert [(reply.id, reply.rcode()) for reply in world.replies()] == [
+        (query.id, dns.rcode.REFUSED) for query in queries
+    ]
+    assert world.exchange.flying == 0
+
+
+def test_a_policy_swap_judges_leader_and_follower_each_by_itself():
+    world = World()
+    world.ask("www.example.com")
+    world.ask("www.example.com", source=STRICT)
+    world.swap(NARROWER.replace(*APART) + OTHER)
+    world.answer(WWW)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.NXDOMAIN]
+    [(_, hold)] = world.waiting
+    assert {element.spec.name for element in hold.elements} == {"ep.default.strict.port4"}
+    assert world.exchange.flying == 0
+    assert all(client.flying == 0 for clients in world.exchange._clients for client in clients.values())
+
+
+def test_other_servers_are_asked_for_a_question_that_the_former_ones_have_in_flight():
+    world = World()
+    world.ask("a.lookup.test")
+    world.exchange.set_routes(Routes(world.servers[1:], {}))
+    world.ask("a.lookup.test")
+    world.ask("a.lookup.test")
+    assert (len(world.upstream(0)), len(world.upstream(1))) == (1, 1)
+    world.answer([], server=0)
+    assert len(world.client) == 1
+    world.answer([], server=1)
+    assert len(world.client) == 3
+
+
+@st.composite
+def steps(draw):
+    ask = st.tuples(
+        st.just("ask"), st.sampled_from("ab"), st.sampled_from(["A", "TXT"]), st.booleans(),
+        st.sampled_from([None, 600, 601, 602, 603, 604]),
+    )  # fmt: skip
+    answer = st.tuples(st.just("answer"), st.integers(0, 30), st.sampled_from([0, 2, 3, 4]))
+    other = st.tuples(st.sampled_from(["tick", "lost", "swap", "routes"]), st.integers(0, 5))
+    return draw(st.lists(st.one_of(ask, ask, answer, other), max_size=60))
+
+
+@given(steps())
+def test_whatever_happens_each_query_gets_one_reply_and_few_guises_of_a_question_are_in_flight(script):
+    world = World(attempt=1.0, timeout=2.5)
+    now, asked = 100.0, []
+    for step, *rest in script:
+        if step == "ask":
+            label, qtype, stream, payload = rest
+            edns = {"use_edns": 0, "payload": payload} if payload else {}
+            asked.append(world.ask(f"{label}.lookup.test", qtype, now=now, stream=stream, **edns).id)
+        elif step == "answer" and rest[0] < len(world.log):
+            channel, query = world.log[rest[0]]
+            response = dns.message.make_response(query)
+            response.set_rcode(rest[1])
+            world.act(world.exchange.answer(channel, response.to_wire(), now))
+        elif step == "tick":
+            now += rest[0] / 4
+            world.tick(now)
+        elif step == "lost":
+            server = world.servers[rest[0] % 2]
+            for action in world.exchange.lost([*server.udp, server.tcp][rest[0] // 2], now):
+                world.act(action)
+        elif step == "swap":
+            world.swap(DOCUMENTS)
+        elif step == "routes":
+            world.exchange.set_routes(Routes(world.servers[:: 1 - rest[0] % 2 * 2], {}))
+        assert len(world.client) + world.exchange.flying == len(asked)
+        if not any(step == "routes" for step, *_ in script):
+            assert _most_guises(world) <= VARIANTS
+    for action in world.exchange.stop(now):
+        world.act(action)
+    assert sorted(reply.id for reply in world.replies()) == sorted(asked)
+    assert (world.exchange.flying, world.exchange._asked) == (0, {})
+    assert not any(channel.pending for each in world.servers for channel in (*each.udp, each.tcp))
+    assert all(client.flying == 0 for clients in world.exchange._clients for client in clients.values())
+
+
+def _most_guises(world):
+    """Return how many queries in flight over UDP ask the same, at most; no two have the same bytes."""
+    channels = [channel for server in world.servers for channel in server.udp]
+    flying = {each for channel in channels for each in channel.pending.values()}
+    assert len({each.wire[2:] for each in flying}) == len(flying)
+    return max(
+        Counter((each.name, each.wire[each.end - 4 : each.end]) for each in flying).values(), default=0
+    )

@@ -36,8 +36,8 @@ spec:
   endpointSelector: {matchLabels: {app: ci}}
   allow: ["*.example.com:443/TCP"]
 """
-NAMES = 10
-WINDOW = 20  # queries in flight
+NAMES = 40
+WINDOW = 20  # queries in flight, no two of them for the same name
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
