@@ -10,6 +10,7 @@ the world does (`find(search) -> Found`, `publish(request) -> Reply`, both await
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -60,12 +61,19 @@ class Password:
 
 # --- finding addresses
 
+# https://... (an echo service), dns:opendns, dns:cloudflare, fritzbox, igd (both may have :HOST),
+# interface:NAME, file:/PATH
+SOURCE: Final = re.compile(
+    r"https?://[^\s@]+|dns:(?:opendns|cloudflare)|(?:fritzbox|igd)(?::[^\s/@]+)?"
+    r"|interface:[^\s/:]{1,15}|file:/.+"
+).fullmatch
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """How the address of one family is to be found.
 
-    `sources` are texts as the document has them, empty for the built-in ones; `suffix` are the host bits
+    `sources` are texts that fit `SOURCE`, empty for the built-in ones; `suffix` are the host bits
     that replace those behind `prefix_length` bits of what is found, None for none. `known` is the address
     that was accepted last: one answer confirms it, while a change needs as many as the quorum says.
     """
