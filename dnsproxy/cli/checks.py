@@ -260,7 +260,7 @@ def _server(case: Case, where: str, server: str) -> Finding:
 
 
 def _is_us(case: Case, server: str) -> bool:
-    """Tell whether a nameserver line leads to one of our listeners; loopback of another namespace does not."""
+    """Tell whether a nameserver line leads to a listener of ours; loopback of elsewhere does not."""
     from dnsproxy import config, host  # noqa: PLC0415
 
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -72,6 +73,8 @@ class Admin:
                 for line in response:
                     if line.strip():
                         yield json.loads(line)
+                if response.chunked and response.chunk_left is not None:
+                    raise IncompleteRead(b"")  # the loop takes a connection that is lost for the end
             except (HTTPException, OSError, ValueError) as error:
                 raise self._broken(error) from None
 
@@ -82,23 +85,23 @@ class Admin:
             except (HTTPException, OSError, ValueError) as error:
                 raise self._broken(error) from None
 
+    @contextmanager
     def _ask(
         self, method: str, parts: tuple[str, ...], query: dict[str, object], patience: float | None
-    ) -> HTTPResponse:
+    ) -> Iterator[HTTPResponse]:
         head, *rest = parts
         path = "/".join([head, *(quote(part, safe="") for part in rest)])
         given = {key.replace("_", "-"): value for key, value in query.items() if value is not None}
-        connection = _Connection(self.path, patience)
-        try:
-            connection.request(method, f"{path}?{urlencode(given)}" if given else path)
-            response = connection.getresponse()
-        except (HTTPException, OSError) as error:
-            connection.close()
-            raise self._unreachable(error) from None
-        if response.status >= 400:
+        with closing(_Connection(self.path, patience)) as connection:
+            try:
+                connection.request(method, f"{path}?{urlencode(given)}" if given else path)
+                response = connection.getresponse()
+            except (HTTPException, OSError) as error:
+                raise self._unreachable(error) from None
             with response:
-                raise _refusal(response)
-        return response
+                if response.status >= 400:
+                    raise _refusal(response)
+                yield response
 
     def _unreachable(self, error: Exception) -> DnsproxyError:
         match error:

@@ -64,9 +64,10 @@ def types(_: Context, __: Parameter, incomplete: str) -> list[CompletionItem]:
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[CompletionItem]:
     """Return the words that go on as typed; an endpoint's name may be typed without its namespace."""
-    found = [word for word in words if word.startswith(incomplete)]
-    found += [word for word in words if incomplete and word.partition("/")[2].startswith(incomplete)]
-    return [CompletionItem(word) for word in sorted(set(found))]
+    found = {
+        each for each in words if each.startswith(incomplete) or each.partition("/")[2].startswith(incomplete)
+    }
+    return [CompletionItem(each) for each in sorted(found)]
 
 
 def _quiet(complete: Callable[..., list[CompletionItem]]) -> Callable[..., list[CompletionItem]]:

@@ -106,3 +106,45 @@ def test_run_with_faulty_settings_ends_with_three_and_no_traceback(folder, write
     done = process("run", "--config", folder / "dnsproxy.yaml")
     assert done.returncode == 3
     assert done.stderr == f"{folder}/dnsproxy.yaml:1:17: sets.backend: expected 'nft', 'show' or 'auto'\n"
+
+
+def test_the_version_is_an_option_too(dnsproxy):
+    assert dnsproxy("--version")[:2] == (0, f"dnsproxy {__version__}\n")
+
+
+@pytest.mark.parametrize("group", ["", "cache", "endpoints", "policy", "sets", "template"])
+def test_no_line_in_a_list_of_commands_is_cut(dnsproxy, group):
+    _, out, _ = dnsproxy(*group.split(), "--help")
+    listed = out.partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed
+    assert listed.rstrip().endswith((".", ")"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed(dnsproxy, shell):
+    code, out, _ = dnsproxy("completion", shell)
+    assert (code, f"_DNSPROXY_COMPLETE={shell}_complete" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("--help", 0), ("policy trace -e host x.test", 1), ("cache", 2)]
+)
+def test_a_reader_that_has_gone_changes_neither_code_nor_words(arguments, code):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(TREE), "DNSPROXY_CONFIG": str(DEMO)}
+    done = subprocess.run([sys.executable, "-m", "dnsproxy", *arguments.split()], env=environment, stdout=writing,
+                          stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr if code < 2 else "") == (code, "")
+
+
+def test_what_asks_the_daemon_loads_neither_documents_nor_loops():
+    assert not loaded_by("status", "--socket", "/nowhere") & {
+        "asyncio",
+        "pydantic",
+        "pyroute2",
+        "aiohttp",
+        "yaml",
+    }

@@ -1,0 +1,147 @@
+"""`dnsproxy status`, `reload`, `endpoints`, `sets`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+STATUS = {
+    "version": "1",
+    "pid": 7,
+    "state": "enforcing",
+    "problem": None,
+    "queries": {"allowed": 3},
+    "upstreams": [{"server": "192.0.2.53:53", "failures": 0, "usable": True}],
+    "faults": {},
+}
+RULE = {
+    "policy": "EgressPolicy default/ci",
+    "path": "spec.allow[0]",
+    "text": "a.test.",
+    "at": "ci.yaml:7",
+    "kind": "connect",
+    "ports": ["443/tcp"],
+    "sets": ["github"],
+    "cidrs": [],
+    "endpoints": 1,
+}
+ENDPOINT = {
+    "endpoint-id": "default/ci",
+    "labels": {"app": "ci", "x": ""},
+    "addresses": ["10.1.0.5/32"],
+    "deny": None,
+    "restricted": True,
+    "names": 1,
+    "ips": 2,
+    "zombies": 0,
+    "evicted": 0,
+}
+VERIFIED = {
+    "set": "inet dnsproxy ep.default.ci.addr4",
+    "endpoint-id": "default/ci",
+    "ours": True,
+    "kernel": 1,
+    "applied": 1,
+    "missing": 0,
+    "extra": 0,
+    "examples": [],
+    "error": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({}, 0), ({"state": "not enforcing"}, 1), ({"faults": {"policies": "a:1: x"}}, 1)]
+)
+def test_status_tells_by_its_code_whether_all_is_well(dnsproxy, daemon, change, code):
+    daemon.says("GET /v1/status", STATUS | change)
+    found, out, _ = dnsproxy("status")
+    assert found == code
+    lines = dict(line.split(None, 1) for line in out.splitlines())
+    assert lines["queries.allowed"] == "3"
+    assert lines["upstreams[0]"] == "server 192.0.2.53:53, failures 0, usable yes"
+    assert json.loads(dnsproxy("status", "-o", "json")[1]) == STATUS | change
+
+
+def test_reload_says_what_is_in_force_or_what_is_faulty(dnsproxy, daemon):
+    daemon.says("POST /v1/reload", {"reloaded": True, "faults": []})
+    assert dnsproxy("reload")[:2] == (0, "in force: settings and policies as the files say now\n")
+    daemon.says("POST /v1/reload", {"error": "nothing is changed", "faults": ["a:1:2: x"]}, status=422)
+    assert dnsproxy("reload") == (3, "", "dnsproxy: nothing is changed:\na:1:2: x\n")
+
+
+def test_endpoints_are_listed_and_shown_by_key_or_name(dnsproxy, daemon):
+    daemon.says("GET /v1/endpoints", [ENDPOINT, ENDPOINT | {"endpoint-id": "test/lab"}])
+    daemon.says("GET /v1/endpoints/default/ci", ENDPOINT | {"rules": [RULE], "sets": ["a", "b"]})
+    assert dnsproxy("endpoints", "list")[1].splitlines()[1].split() == [
+        "default/ci",
+        "yes",
+        "1",
+        "2",
+        "0",
+        "0",
+        "10.1.0.5/32",
+    ]
+    for name in ("ci", "default/ci"):
+        code, out, _ = dnsproxy("endpoints", "show", name)
+        assert code == 0
+        assert "labels        app=ci,x" in out
+        assert (
+            "connect   a.test.   443/tcp; sets github   EgressPolicy default/ci spec.allow[0]   ci.yaml:7"
+            in out
+        )
+    code, _, err = dnsproxy("endpoints", "show", "none")
+    assert code == 2
+    assert "'none' is unknown; there are: default/ci, test/lab" in " ".join(err.split())
+
+
+def test_sets_are_listed(dnsproxy, daemon):
+    row = {
+        "set": "inet d a",
+        "endpoint-id": "",
+        "ours": False,
+        "wanted": 3,
+        "applied": 2,
+        "missing": 1,
+        "extra": 0,
+        "failing": "set missing",
+    }
+    daemon.says("GET /v1/sets", [row])
+    assert dnsproxy("sets", "list")[1].splitlines()[1].split(None, 7) == [
+        "inet",
+        "d",
+        "a",
+        "-",
+        "3",
+        "2",
+        "1",
+        "0       set missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({}, 0, "-"),
+        (
+            {"missing": 1, "examples": [{"element": "192.0.2.1", "problem": "missing", "name": "a."}]},
+            1,
+            "missing 192.0.2.1",
+        ),
+        ({"extra": 1}, 1, "-"),
+        ({"error": "set missing"}, 1, "set missing"),
+    ],
+)
+def test_verify_is_a_test(dnsproxy, daemon, change, code, told):
+    daemon.says("GET /v1/sets/verify", [VERIFIED | change])
+    found, out, _ = dnsproxy("sets", "verify")
+    assert found == code
+    assert out.splitlines()[1].endswith(told)
+
+
+def test_resync_says_what_it_repaired_or_why_not(dnsproxy, daemon):
+    done = {"repaired": True, "problem": None, "missing": 2, "extra": 1}
+    daemon.says("POST /v1/sets/resync", done)
+    assert dnsproxy("sets", "resync")[:2] == (0, "repaired: 2 missing put back, 1 extra removed\n")
+    daemon.says("POST /v1/sets/resync", done | {"repaired": False, "problem": "no table"})
+    assert dnsproxy("sets", "resync") == (1, "", "dnsproxy: not repaired: no table\n")
