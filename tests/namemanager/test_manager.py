@@ -730,6 +730,24 @@ async def test_what_has_expired_and_what_is_foreign_goes_however_busy_a_neighbou
 
 
 @virtual
+async def test_what_was_revoked_does_not_wait_until_everything_is_read_back():
+    sets = sets_with_hub()
+    async with Writer(POLICY, sets).running() as writer:
+        writer.ask("a.example.com", ONE)
+        await asyncio.sleep(1)
+        read = sets.read
+
+        async def slow(spec):
+            await asyncio.sleep(3 if spec.ours else 0)
+            return await read(spec)
+
+        sets.read = slow
+        writer.swap(POLICY.replace('"*.example.com"', '"*.example.net"'))
+        await asyncio.sleep(0.1)
+        assert sets.kernel[PORT4] == {}
+
+
+@virtual
 async def test_lasting_doubt_is_told_and_ends():
     sets = sets_with_hub(delay=milliseconds(15))
     async with Writer(POLICY, sets).running() as writer:
