@@ -293,7 +293,6 @@ class Exchange:
                 wire, end, name, owner, verdict, client, sink, peer, (), stream, now, now, []
             )
             return self._turned_away(one_too_many, now)
-        counts["forwarded"] += 1
         pending = Pending(
             wire, end, name, owner, verdict, client, sink, peer, in_order(self._routes.of(name), now),
             stream, now, now + self._attempt, [],
@@ -304,6 +303,7 @@ class Exchange:
         if first is not pending and self._joined(pending, first):
             counts["joined"] += 1
             return LATER
+        counts["forwarded"] += 1
         self._first.append(pending)
         return self._send(pending, now)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worlds import make_plan
 
 from dnsproxy.addresses import from_text as address
-from dnsproxy.exchange import LEADERS, VARIANTS, Exchange
+from dnsproxy.exchange import LEADERS, RESENDS, VARIANTS, Exchange
 from dnsproxy.namemanager.elements import key_suffix
 from dnsproxy.namemanager.plan import Hold
 from dnsproxy.names import from_text
@@ -135,6 +135,10 @@ class World:
         response.set_rcode(rcode)
         response.answer = [dns.rrset.from_text(*record) for record in records]
         self.act(self.exchange.answer(channel, edit(response.to_wire(max_size=65_535)), now))
+
+    def carried(self):
+        """Every query that went over the first server's stream."""
+        return [query for _, query in self.upstream(stream=True)]
 
     def replies(self):
         return [dns.message.from_wire(wire) for wire, _ in self.client]
@@ -623,7 +627,7 @@ def test_equal_questions_in_flight_leave_the_host_once_and_each_gets_the_answer_
     assert all(reply.answer for reply in world.replies())
     assert world.exchange.flying == 0
     counts = world.exchange.counts
-    assert (counts["forwarded"], counts["joined"], counts["answers"]) == (50, 49, 50)
+    assert (counts["forwarded"], counts["joined"], counts["answers"]) == (1, 49, 50)
 
 
 def test_after_its_answer_a_question_is_sent_anew():
@@ -904,3 +908,295 @@ def _most_guises(world):
     return max(
         Counter((each.name, each.wire[each.end - 4 : each.end]) for each in flying).values(), default=0
     )
+
+
+# -- servers that answer oddly ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rcode", [dns.rcode.FORMERR, dns.rcode.SERVFAIL, dns.rcode.NOTIMP, dns.rcode.REFUSED]
+)
+@pytest.mark.parametrize("bare", [lambda wire: wire[:4] + bytes(8), lambda wire: wire[:12]])
+def test_an_error_without_a_question_is_an_answer_and_gets_the_question_back(rcode, bare):
+    world = World()
+    query = world.ask("WWW.example.com")
+    world.answer([], rcode=rcode, edit=bare)
+    assert len(world.upstream(1)) == 1
+    world.answer([], server=1, rcode=rcode, edit=bare)
+    [reply] = world.replies()
+    assert (reply.id, reply.rcode(), reply.question) == (query.id, rcode, query.question)
+    assert world.exchange.counts["strays"] == 0
+
+
+@pytest.mark.parametrize("rcode", [dns.rcode.NOERROR, dns.rcode.NXDOMAIN])
+def test_no_other_answer_goes_without_a_question(rcode):
+    world = World()
+    world.ask("www.example.com")
+    world.answer([], rcode=rcode, edit=lambda wire: wire[:4] + bytes(8))
+    assert (world.client, world.exchange.counts["strays"]) == ([], 1)
+
+
+def test_an_error_without_a_question_is_remembered_with_it():
+    world = World(attempt=1.0, timeout=2.0)
+    query = world.ask("www.example.com")
+    world.answer([], rcode=dns.rcode.NOTIMP, edit=lambda wire: wire[:12])
+    world.tick(101.0)
+    world.tick(102.0)
+    [reply] = world.replies()
+    assert (reply.rcode(), reply.question) == (dns.rcode.NOTIMP, query.question)
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_an_answer_cut_inside_a_record_sends_the_client_to_tcp_and_teaches_nothing(strip):
+    world = World(strip=strip)
+    query = world.ask("www.example.com", use_edns=0)
+    world.ask("www.example.com", use_edns=0)
+    world.answer(WWW, edit=lambda wire: wire[:2] + bytes((wire[2] | 2,)) + wire[3:-14])  # 11 are the OPT
+    cut, also = world.replies()
+    assert (cut.id, cut.answer, cut.question) == (query.id, [], query.question)
+    assert cut.flags & also.flags & dns.flags.TC
+    assert len(world.plan.caches.of("default/ci")) == 0
+    assert world.exchange.counts["broken"] == 0
+
+
+def test_over_tcp_nothing_is_cut_and_such_an_answer_is_broken():
+    world = World(servers=1)
+    world.ask("www.example.com", stream=True)
+    world.answer(WWW, stream=True, edit=lambda wire: wire[:2] + bytes((wire[2] | 2,)) + wire[3:-3])
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.SERVFAIL]
+
+
+def _close(world, answered, now=100.2):
+    """Have the stream answer some of what it carries, and close; return how many queries it carried."""
+    stream = world.servers[0].tcp
+    carried = [query for query in world.carried() if query.id.to_bytes(2, "big") in stream.pending]
+    for query in answered(carried):
+        world.act(world.exchange.answer(stream, dns.message.make_response(query).to_wire(), now))
+    for action in world.exchange.lost(stream, now):
+        world.act(action)
+    return len(carried)
+
+
+def test_a_stream_that_closes_after_every_answer_loses_no_query():
+    world = World(servers=1)
+    for number in range(20):
+        world.ask(f"n{number}.lookup.test", stream=True)
+    while world.exchange.flying:
+        assert _close(world, lambda carried: carried[:1])
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.NOERROR] * 20
+    assert world.exchange.counts["failures"] == 0
+
+
+def test_a_query_that_streams_bring_no_nearer_to_its_answer_is_given_up():
+    world = World(servers=1)
+    first = world.ask("first.lookup.test", stream=True)
+    for number in range(RESENDS + 2):
+        assert first.id not in {reply.id for reply in world.replies()}
+        world.ask(f"n{number}.lookup.test", stream=True)
+        _close(world, lambda carried: carried[-1:])
+    assert (world.replies()[-1].id, world.replies()[-1].rcode()) == (first.id, dns.rcode.SERVFAIL)
+    assert world.exchange.flying == 0
+
+
+def test_a_query_sent_twice_on_a_lost_socket_is_sent_elsewhere_once():
+    world = World(servers=2, attempt=1.0)
+    world.servers[0].udp = world.servers[0].udp[:1]
+    world.ask("a.lookup.test")
+    world.tick(101.0)
+    world.tick(102.0)
+    assert len(world.upstream(0)) == 2
+    before = len(world.log)
+    for action in world.exchange.lost(world.servers[0].udp[0], 102.1):
+        world.act(action)
+    assert len(world.log) <= before + 1
+
+
+# -- classes and response codes ---------------------------------------------------------------------------
+
+
+def _in_class(number):
+    def edit(wire):
+        """Put every A record of the answer into another class."""
+        return wire.replace(b"\xc0\x0c\x00\x01\x00\x01", b"\xc0\x0c\x00\x01\x00" + bytes((number,)))
+
+    return edit
+
+
+@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize("number", [3, 4, 254])
+def test_addresses_of_another_class_are_neither_learned_nor_stripped(number, strip):
+    world = World(strip=strip)
+    world.ask("www.example.com")
+    private = [("www.example.com.", 60, "IN", "A", "10.1.2.3", "93.184.216.34")]
+    sent = []
+    world.answer(private, edit=lambda wire: sent.append(_in_class(number)(wire)) or sent[0])
+    [(reply, _)] = world.client
+    assert reply[2:] == sent[0][2:]
+    assert len(world.plan.caches.of("default/ci")) == 0
+
+
+@pytest.mark.parametrize("rcode", range(1, 11))
+def test_what_is_to_be_stripped_is_stripped_whatever_the_response_code_and_nothing_is_learned(rcode):
+    world = World(servers=1, strip=True)
+    world.ask("www.example.com")
+    world.answer([("www.example.com.", 60, "IN", "A", "10.1.2.3", "93.184.216.34")], rcode=rcode)
+    [reply] = world.replies()
+    assert reply.rcode() == rcode
+    assert [rrset.to_text() for rrset in reply.answer] == ["www.example.com. 60 IN A 93.184.216.34"]
+    assert len(world.plan.caches.of("default/ci")) == 0
+
+
+def test_an_answer_to_fall_back_on_is_stripped_too():
+    world = World(strip=True, attempt=1.0, timeout=2.0)
+    world.ask("www.example.com")
+    world.answer([("www.example.com.", 60, "IN", "A", "10.1.2.3")], rcode=dns.rcode.SERVFAIL)
+    world.tick(101.0)
+    world.tick(102.0)
+    [reply] = world.replies()
+    assert (reply.rcode(), reply.answer) == (dns.rcode.SERVFAIL, [])
+
+
+def test_an_answer_to_fall_back_on_that_cannot_be_stripped_is_not_fallen_back_on():
+    world = World(strip=True, attempt=1.0, timeout=2.0)
+    world.ask("www.example.com")
+    world.answer(WWW, rcode=dns.rcode.REFUSED, edit=lambda wire: wire[:-1])
+    world.tick(101.0)
+    world.tick(102.0)
+    assert [(reply.rcode(), reply.answer) for reply in world.replies()] == [(dns.rcode.SERVFAIL, [])]
+
+
+# -- memory, the end, and what others ask for --------------------------------------------------------------
+
+
+def test_queries_that_are_done_do_not_pile_up_behind_one_that_is_not(monkeypatch):
+    monkeypatch.setattr("dnsproxy.exchange.SLACK", 10)
+    world = World(attempt=1.0, timeout=4.0)
+    world.ask("stuck.lookup.test")
+    for number in range(500):
+        world.ask(f"n{number}.lookup.test")
+        world.answer([])
+        world.tick(100.5)
+    assert len(world.exchange._first) <= 10 + 2 + 1
+    world.tick(101.0)
+    assert len(world.upstream(1)) == 1, "the one that is not done is still seen to"
+
+
+def test_nor_do_those_that_were_asked_again(monkeypatch):
+    monkeypatch.setattr("dnsproxy.exchange.SLACK", 10)
+    world = World(servers=1, attempt=1.0, timeout=4.0)
+    for number in range(100):
+        world.ask(f"n{number}.lookup.test", now=100.0)
+    world.tick(101.0)
+    for channel, query in world.log[100:199]:
+        world.act(world.exchange.answer(channel, dns.message.make_response(query).to_wire(), 101.1))
+    world.tick(101.2)
+    assert len(world.exchange._again) == 1
+    world.tick(102.0)
+    assert len(world.log) == 201, "the one that is not done is still seen to"
+
+
+def test_a_stop_ends_all_that_is_in_flight():
+    world = World(attempt=1.0, timeout=4.0)
+    asked = [world.ask("a.lookup.test", now=100.0).id for _ in range(3)]
+    asked.append(world.ask("b.lookup.test", now=100.0, stream=True).id)
+    world.tick(101.0)
+    asked.append(world.ask("c.lookup.test", now=101.0, use_edns=0).id)
+    for action in world.exchange.stop(101.5):
+        world.act(action)
+    assert sorted(reply.id for reply in world.replies()) == sorted(asked)
+    assert {reply.rcode() for reply in world.replies()} == {dns.rcode.SERVFAIL}
+    assert world.exchange.flying == 0
+    assert world.exchange.stop(101.6) == []
+    world.answer([])
+    assert len(world.client) == len(asked), "a late answer is nobody's"
+
+
+def test_upstream_seconds_count_each_usable_answer_once():
+    world = World()
+    for _ in range(3):
+        world.ask("a.lookup.test")
+    world.answer([], now=100.25)
+    world.ask("b.lookup.test")
+    world.answer([], rcode=dns.rcode.SERVFAIL, now=100.1)
+    assert (sum(world.exchange.upstream_seconds.counts), world.exchange.upstream_seconds.sum) == (1, 0.25)
+
+
+def test_a_limited_query_has_a_response_event_like_others():
+    world = World(queries=1)
+    world.ask("a.lookup.test")
+    world.ask("b.lookup.test", source=STRICT)
+    assert [(event[0], event[5]) for event in world.events[1:]] == [
+        ("request", from_text("b.lookup.test")),
+        ("response", from_text("b.lookup.test")),
+    ]
+    assert world.events[-1][2:4] == ("default/strict", STRICT)
+    assert (world.events[-1][7], world.events[-1][14]) == (dns.rcode.SERVFAIL, "limit")
+
+
+def test_events_can_be_switched_off_and_on():
+    world = World()
+    world.exchange.set_events(None)
+    world.ask("a.lookup.test")
+    world.answer([])
+    world.ask("denied.example.net")
+    assert world.events == []
+    later = []
+    world.exchange.set_events(later)
+    world.ask("a.lookup.test")
+    world.answer([])
+    assert [event[0] for event in later] == ["request", "response"]
+
+
+ALIAS = [
+    ("alias.example.com.", 60, "IN", "CNAME", "cdn.example.net."),
+    ("cdn.example.net.", 60, "IN", "A", "93.184.216.34"),
+]
+
+
+def _world_with_an_alias():
+    world = World(alias_ttl=100)
+    world.ask("alias.example.com")
+    world.answer(ALIAS, now=100.0)
+    world.acknowledge()
+    return world
+
+
+def test_aliases_outlive_the_process():
+    [alias] = _world_with_an_alias().exchange.aliases()
+    assert alias == ("default/ci", from_text("cdn.example.net"), 200.0, from_text("alias.example.com"))
+    later = World()
+    later.exchange.restore_aliases([alias])
+    later.ask("cdn.example.net", now=150.0)
+    assert len(later.log) == 1
+    later.ask("cdn.example.net", now=250.0)
+    assert [reply.rcode() for reply in later.replies()] == [dns.rcode.NXDOMAIN]
+
+
+def test_a_restored_alias_gives_way_to_one_that_was_learned_since():
+    world = _world_with_an_alias()
+    fresh = world.exchange.aliases()
+    world.exchange.restore_aliases([("default/ci", from_text("cdn.example.net"), 1.0, from_text("x.test"))])
+    assert world.exchange.aliases() == fresh
+
+
+@pytest.mark.parametrize("swapped", [", cnames: true", "alias.example.com"])
+def test_an_alias_is_judged_by_the_policy_of_now(swapped):
+    world = _world_with_an_alias()
+    world.swap(DOCUMENTS)
+    world.ask("cdn.example.net", now=150.0)
+    assert len(world.log) == 2, "a reload that changes nothing about it leaves it"
+    world.swap(DOCUMENTS.replace(swapped, "" if "cnames" in swapped else "other.example.com"))
+    world.ask("cdn.example.net", "AAAA", now=150.0)
+    assert world.replies()[-1].rcode() == dns.rcode.NXDOMAIN
+    assert len(world.log) == 2
+
+
+def test_other_addresses_of_this_host_have_what_is_in_flight_judged_again():
+    world = World()
+    world.ask("www.example.com")
+    moved, _ = load(
+        [("policies.yaml", DOCUMENTS.replace("192.0.2.10,", "192.0.2.11,"))], enforcement="default"
+    )
+    world.exchange.set_policy(world.policy, moved)
+    world.answer(WWW)
+    assert [reply.rcode() for reply in world.replies()] == [dns.rcode.REFUSED]
