@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,7 +30,7 @@ SELECTORS: Columns = {
 ZOMBIES: Columns = {
     "Endpoint": lambda row: row["endpoint-id"],
     "IP": lambda row: row["ip"],
-    "Alive": lambda row: row["alive"],
+    "State": lambda row: row["state"],
     "LastAlive": lambda row: moment(row["alive-at"]),
     "Since": lambda row: moment(row["delete-pending-at"]),
     "Names": lambda row: _some(row["names"], row["names-total"]),
@@ -94,16 +94,7 @@ def clean(admin: Admin, endpoint: str | None, pattern: str | None, force: bool) 
         show(rows, LOOKUPS, "table")
         click.confirm("\nForget it?", abort=True)
     gone = admin.delete("/v1/lookups", **what)
-    print(f"forgotten: {_gone(gone)}")
-
-
-def _gone(gone: dict[str, Any]) -> str:
-    words = (
-        ("names", "name", "names"),
-        ("pairs", "lease", "leases"),
-        ("zombies", "connection", "connections"),
-    )
-    return ", ".join(counted(gone[key], one, many) for key, one, many in words)
+    print(f"forgotten: {counted(gone['pairs'], 'address', 'addresses')} of names")
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dnsproxy.cli import client, options
+from dnsproxy.cli import options
 from dnsproxy.cli.output import printable, show_value
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def doctor(netns: str | None, pid: int | None, socket: Path | None, config: Path
     Asks the upstream servers one harmless question each, and changes nothing. Exit 0: nothing failed,
     1: something did.
     """  # noqa: D301 - \b is click's sign not to wrap what follows
-    from dnsproxy.cli import checks, probes  # noqa: PLC0415
+    from dnsproxy.cli import checks, client, probes  # noqa: PLC0415
 
     if netns is not None and pid is not None:
         raise click.UsageError("--netns and --pid both name the client: give one of them")

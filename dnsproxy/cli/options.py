@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from dnsproxy.cli import client
 from dnsproxy.errors import DnsproxyError
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ def _endpoints_of_files(context: Context, _: Parameter, incomplete: str) -> list
 
 
 def _endpoints_of_daemon(context: Context, _: Parameter, incomplete: str) -> list[CompletionItem]:
+    from dnsproxy.cli import client  # noqa: PLC0415
+
     given = context.params.get("socket"), Path(context.params.get("config") or DEFAULT_CONFIG)
     rows = client.connect(*given).get("/v1/endpoints")
     return _beginning(incomplete, (row["endpoint-id"] for row in rows))
@@ -113,6 +114,8 @@ def asks_daemon(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that find the daemon, and the daemon itself as its first argument."""
 
     def asking(socket: Path | None, config: Path, **others: Any) -> Any:  # noqa: ANN401 - click's own
+        from dnsproxy.cli import client  # noqa: PLC0415
+
         return command(client.connect(socket, config), **others)
 
     return socket(config(update_wrapper(asking, command)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dnsproxy.cli import options
-from dnsproxy.cli.output import show, show_value, text
+from dnsproxy.cli.output import counted, show, show_value, text
 from dnsproxy.errors import DnsproxyError
 
 if TYPE_CHECKING:
@@ -216,4 +216,4 @@ def resync(admin: Admin) -> None:
     done = admin.post("/v1/sets/resync")
     if not done["repaired"]:
         raise DnsproxyError(f"not repaired: {done['problem']}")
-    print(f"repaired: {done['missing']} missing put back, {done['extra']} extra removed")
+    print(f"repaired: {counted(done['drift'], 'element', 'elements')} differed")

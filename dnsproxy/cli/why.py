@@ -73,7 +73,7 @@ def _rule(rule: Row) -> str:
 
 
 def _zombie(zombie: Row) -> Iterator[str]:
-    now = "a connection uses it" if zombie["alive"] else "no connection was seen since"
+    now = "a connection uses it" if zombie["state"] == "live" else f"it is {zombie['state']}"
     over, alive = moment(zombie["delete-pending-at"]), moment(zombie["alive-at"])
     yield f"zombie   lease over at {over}, last alive {alive}: {now}"
     yield f"         kept as {', '.join(zombie['names'])}"

@@ -47,18 +47,18 @@ def test_json_is_the_rows(dnsproxy, daemon):
 def test_clean_shows_what_will_go_and_asks(dnsproxy, daemon, monkeypatch, answer, code):
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     daemon.says("DELETE /v1/lookups?matchpattern=%2A.test&dry-run=true", [LOOKUP])
-    daemon.says("DELETE /v1/lookups?matchpattern=%2A.test", {"names": 1, "pairs": 2, "zombies": 0})
+    daemon.says("DELETE /v1/lookups?matchpattern=%2A.test", {"pairs": 2})
     found, out, _ = dnsproxy("cache", "clean", "-p", "*.test")
     assert found == code
     assert "default/ci   lookup   a.test." in out
-    assert ("forgotten: 1 name, 2 leases, 0 connections" in out) == (code == 0)
+    assert ("forgotten: 2 addresses of names" in out) == (code == 0)
     assert len(daemon.asked) == (2 if code == 0 else 1)
 
 
 def test_clean_by_force_asks_nobody(dnsproxy, daemon):
-    daemon.says("DELETE /v1/lookups", {"names": 0, "pairs": 0, "zombies": 1})
+    daemon.says("DELETE /v1/lookups", {"pairs": 1})
     code, out, _ = dnsproxy("cache", "clean", "-f", "-e", "ci")
-    assert (code, out) == (0, "forgotten: 0 names, 0 leases, 1 connection\n")
+    assert (code, out) == (0, "forgotten: 1 address of names\n")
     assert daemon.asked == ["DELETE /v1/lookups?endpoint=ci&matchpattern=%2A"]
 
 
@@ -76,7 +76,7 @@ def test_zombies_say_how_many_names_are_not_shown(dnsproxy, daemon):
         "ip": "192.0.2.1",
         "names": ["a.test."],
         "names-total": 3,
-        "alive": True,
+        "state": "live",
         "alive-at": LOOKUP["lookup-time"],
         "delete-pending-at": None,
         "since-pass": 1,
@@ -84,5 +84,5 @@ def test_zombies_say_how_many_names_are_not_shown(dnsproxy, daemon):
     }
     daemon.says("GET /v1/zombies", [row])
     line = dnsproxy("zombies")[1].splitlines()[1]
-    assert line.startswith("default/ci   192.0.2.1   yes     2026-12-01T01:02:03.000Z   -")
+    assert line.startswith("default/ci   192.0.2.1   live    2026-12-01T01:02:03.000Z   -")
     assert line.endswith("a.test.,and 2 more")

@@ -104,9 +104,13 @@ def test_a_resolv_conf_names_us_or_a_rule_redirects(case, tmp_path):
 
 @pytest.mark.parametrize(
     ("reply", "expected"),
-    [("no answer", FAIL), (probes.Reply("NOERROR", False, 0.1), OK), (probes.Reply("REFUSED", False, 0.1), WARN),
-     (probes.Reply("REFUSED", True, 0.1), FAIL)],
-)  # fmt: skip
+    [
+        ("no answer", FAIL),
+        (probes.Reply("NOERROR", False, 0.1), OK),
+        (probes.Reply("REFUSED", False, 0.1), WARN),
+        (probes.Reply("REFUSED", True, 0.1), FAIL),
+    ],
+)
 def test_upstreams(case, monkeypatch, reply, expected):
     monkeypatch.setattr(probes, "ask", lambda *_, **__: reply)
     assert results(checks.upstream(case)) == [expected, expected]

@@ -1,5 +1,6 @@
 """`dnsproxy monitor`."""
 
+# ruff: noqa: ISC004 - lines of output that are longer than ours may be
 from __future__ import annotations
 
 import json
@@ -49,12 +50,12 @@ def test_a_line_for_people_has_the_words_in_ciliums_order(dnsproxy, daemon):
     assert code == 0
     assert out.splitlines() == [
         "01:02:03.004 -> Request dns from default/ci (10.1.0.5 udp) verdict Denied (no rule allows this name)"
-        + " DNS proxy: a.test. A",
+        " DNS proxy: a.test. A",
         "01:02:03.004 -> Request dns from unknown (10.1.0.5 udp) verdict Allowed DNS proxy: a.test. A",
         "01:02:03.004 <- Response dns to default/ci (10.1.0.5 udp) from 192.0.2.53:53 verdict Forwarded"
-        + " DNS proxy: a.test. A TTL: 60 Answer: '192.0.2.1' CNAMEs: b.test. (1.2 ms, held 0.5 ms)",
+        " DNS proxy: a.test. A TTL: 60 Answer: '192.0.2.1' CNAMEs: b.test. (1.2 ms, held 0.5 ms)",
         "01:02:03.004 <- Response dns to default/ci (10.1.0.5 udp) verdict Error (no answer)"
-        + " DNS proxy: a.test. A RCode: SERVFAIL not learned: 10.0.0.1 (1.2 ms, held 0.5 ms)",
+        " DNS proxy: a.test. A RCode: SERVFAIL not learned: 10.0.0.1 (1.2 ms, held 0.5 ms)",
         "01:02:03.004 -- 9 events are missing here: they came faster than they were read",
     ]
     assert daemon.asked == ["GET /v1/events?endpoint=ci&name=%2A.test&verdict=denied"]

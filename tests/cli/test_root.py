@@ -134,8 +134,14 @@ def test_a_reader_that_has_gone_changes_neither_code_nor_words(arguments, code):
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "PYTHONPATH": str(TREE), "DNSPROXY_CONFIG": str(DEMO)}
-    done = subprocess.run([sys.executable, "-m", "dnsproxy", *arguments.split()], env=environment, stdout=writing,
-                          stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "dnsproxy", *arguments.split()],
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     os.close(writing)
     assert (done.returncode, done.stderr if code < 2 else "") == (code, "")
 

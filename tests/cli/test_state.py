@@ -140,8 +140,8 @@ def test_verify_is_a_test(dnsproxy, daemon, change, code, told):
 
 
 def test_resync_says_what_it_repaired_or_why_not(dnsproxy, daemon):
-    done = {"repaired": True, "problem": None, "missing": 2, "extra": 1}
+    done = {"repaired": True, "problem": None, "drift": 3}
     daemon.says("POST /v1/sets/resync", done)
-    assert dnsproxy("sets", "resync")[:2] == (0, "repaired: 2 missing put back, 1 extra removed\n")
+    assert dnsproxy("sets", "resync")[:2] == (0, "repaired: 3 elements differed\n")
     daemon.says("POST /v1/sets/resync", done | {"repaired": False, "problem": "no table"})
     assert dnsproxy("sets", "resync") == (1, "", "dnsproxy: not repaired: no table\n")

@@ -1,5 +1,6 @@
 """`dnsproxy why`."""
 
+# ruff: noqa: ISC004 - lines of output that are longer than ours may be
 from __future__ import annotations
 
 import json
@@ -32,7 +33,7 @@ KNOWN = {
                     "rules": [RULE],
                 }
             ],
-            "zombie": {"alive": True, "alive-at": STAMP, "delete-pending-at": STAMP, "names": ["a.test."]},
+            "zombie": {"state": "live", "alive-at": STAMP, "delete-pending-at": STAMP, "names": ["a.test."]},
             "elements": [{"set": "inet d s", "element": "192.0.2.1", "name": "a.test."}],
             "departed": {"at": STAMP, "names": ["b.test."], "cause": "idle"},
         }
@@ -51,9 +52,9 @@ def test_everything_that_keeps_an_address_is_told(dnsproxy, daemon):
         "192.0.2.1",
         "default/ci: it is open.",
         "name     a.test.  lease until 2026-12-01T01:02:03.000Z, which is over"
-        + "  (TTL 60, seen 2026-12-01T01:02:03.000Z)",
+        "  (TTL 60, seen 2026-12-01T01:02:03.000Z)",
         "rule   ci.yaml:7: EgressPolicy default/ci: spec.allow[0]: a.test.: "
-        + "opens every port; also in 10.0.0.0/8",
+        "opens every port; also in 10.0.0.0/8",
     ]
     assert "and 2 more names" in lines
     assert "left     2026-12-01T01:02:03.000Z as b.test.: idle" in lines
@@ -64,7 +65,7 @@ def test_everything_that_keeps_an_address_is_told(dnsproxy, daemon):
 def test_an_address_that_nobody_knows_is_told_so(dnsproxy, daemon):
     daemon.says(
         "GET /v1/why/2001%3Adb8%3A%3A1",
-        dict.fromkeys(("endpoints", "shared", "global"), []) | {"address": "2001:db8::1"},
+        {key: [] for key in ("endpoints", "shared", "global")} | {"address": "2001:db8::1"},
     )
     code, out, _ = dnsproxy("why", "2001:db8::1")
     assert code == 0

@@ -197,3 +197,18 @@ def test_the_samples_are_what_comes_of_the_files_that_they_name(name):
     table, policy = load(read_paths(TREE / each for each in documents))
     governed = {endpoint.key for endpoint in table.endpoints if policy.restricts(endpoint)}
     assert shebang + made == SAMPLES[name](table, governed, settings.listen[0].port)
+
+
+@pytest.mark.parametrize(
+    ("listen", "told"),
+    [
+        ([("0.0.0.0", 53), ("::", 53)], []),
+        ([("0.0.0.0", 53), ("::1", 53)], ["endpoints over IPv6"]),
+        ([("10.1.0.1", 53), ("127.0.0.1", 53), ("::", 53)], []),
+        ([("10.1.0.1", 53), ("::", 53)], ["this host over IPv4"]),
+        ([("0.0.0.0", 5353), ("::", 53)], ["this host over IPv4", "endpoints over IPv4"]),
+    ],
+)
+def test_whose_redirected_queries_nobody_would_answer(listen, told):
+    found = list(template.uncovered(ENDPOINTS, listen, 53))
+    assert [line.removeprefix("queries of ").partition(" are ")[0] for line in found] == told
