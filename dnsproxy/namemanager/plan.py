@@ -26,8 +26,9 @@ addresses whose every element is applied. An address is put in there by `observe
 taken out by whatever takes one of its elements out of `applied`; `_memo` says where to look for it. Taking
 out too much is harmless: the next answer looks again.
 
-*One answer* teaches no more than makes ELEMENTS elements: of its addresses the first ones, which clients try
-first, of its CNAME targets the first ones. The rest is neither learned nor opened, and counted in `cut`.
+*One answer* teaches no more than ADDRESSES, and what makes ELEMENTS elements: of its addresses the first
+ones, which clients try first, of its CNAME targets the first ones. The rest is neither learned nor opened, and
+counted in `cut`.
 One address is always learned, whatever number of ports the operator opens for it.
 
 A set of the user's may hold elements of the user's own. Of what is read back there only counts what was
@@ -72,7 +73,8 @@ if TYPE_CHECKING:
 
 STEP: Final = 200  # elements looked at in one step of a walk, two milliseconds
 KEYS: Final = 2_000  # keys that one step compares, one to two milliseconds
-ELEMENTS: Final = 4_096  # that one answer may ask for
+ELEMENTS: Final = 4_096  # that one answer may ask for, three milliseconds
+ADDRESSES: Final = 1_024  # that one answer may teach, three milliseconds
 OPEN: Final = 100_000  # addresses in all of Grants.open, some 15 MB; beyond it, all are looked at anew
 TEMPLATES: Final = 512  # Grants objects whose slots one endpoint remembers; a policy forgets them, too
 
@@ -310,10 +312,10 @@ class Plan:
     ) -> tuple[list[tuple[Grants, bytes]], tuple[bytes, ...]]:
         """Leave out what would open more than one answer may."""
         widths = [max(len(place.slots(grants, version)) for version in VERSIONS) for grants, _ in owners]
-        if sum(widths) * len(addresses) <= ELEMENTS:
+        if sum(widths) * len(addresses) <= ELEMENTS and len(addresses) <= ADDRESSES:
             return owners, addresses
         kept = next((at for at in range(1, len(owners)) if sum(widths[: at + 1]) > ELEMENTS), len(owners))
-        count = max(1, ELEMENTS // max(1, sum(widths[:kept])))
+        count = min(ADDRESSES, max(1, ELEMENTS // max(1, sum(widths[:kept]))))
         self.cut += max(0, len(addresses) - count) + len(owners) - kept
         self.cut_of = (place.key, owners[0][1])
         return owners[:kept], addresses[:count]

@@ -132,11 +132,12 @@ async def test_what_arrives_during_a_batch_is_the_next_batch():
 @virtual
 async def test_a_batch_is_cut_into_transactions_of_a_thousand():
     async with Writer(POLICY, sets_with_hub()).running() as writer:
-        writer.ask("many.example.com", *fresh(2500))
+        for number in range(5):
+            writer.ask(f"many{number}.example.com", *fresh(500, 500 * number))
         await asyncio.sleep(0.05)
         assert [len(adds) for _, adds in writer.sets.transactions] == [1000, 1000, 500]
         assert writer.unapplied() == []
-        assert len(writer.answers) == 1
+        assert len(writer.answers) == 5
 
 
 @virtual

@@ -569,6 +569,16 @@ def test_one_address_is_learned_however_many_ports_are_opened(monkeypatch):
     assert {each.key[:4] for each in world.observe("both.example.com", ONE, TWO)} == {ONE}
 
 
+def test_one_answer_teaches_no_more_addresses_than_it_may():
+    world = World(addresses_per_name=0)
+    many = tuple(number.to_bytes(4, "big") for number in range(0x5D000000, 0x5D000000 + 4_000))
+    assert {each.key for each in world.observe("any.example.org", *many)} == set(
+        many[: plan_module.ADDRESSES]
+    )
+    assert world.observe("a.lookup.test", *many) == ()
+    assert world.plan.caches.of("default/ci").pairs == 2 * plan_module.ADDRESSES
+
+
 def test_targets_beyond_the_bound_are_left_out(monkeypatch):
     world = World(POLICY.replace("name: tail.example.net", 'pattern: "*.tail.test"'))
     monkeypatch.setattr(plan_module, "ELEMENTS", 4)
