@@ -27,8 +27,8 @@ taken out by whatever takes one of its elements out of `applied`; `_memo` says w
 out too much is harmless: the next answer looks again.
 
 *One answer* teaches no more than ADDRESSES, and what makes ELEMENTS elements: of its addresses the first
-ones, which clients try first, of its CNAME targets the first ones. The rest is neither learned nor opened, and
-counted in `cut`.
+ones, which clients try first, of its CNAME targets the first ones. The rest is neither learned nor opened,
+and counted in `cut`.
 One address is always learned, whatever number of ports the operator opens for it.
 
 A set of the user's may hold elements of the user's own. Of what is read back there only counts what was
