@@ -131,6 +131,19 @@ class Site:
         )
         self.await_log("ready")
 
+    def start_with(self, sockets, *, wait=True):
+        """Start the proxy with sockets passed to it, as systemd does."""
+        moves = " ".join(f"{number}<&{sock.fileno()}" for number, sock in enumerate(sockets, 3))
+        shell = (
+            f'exec {moves}; LISTEN_PID=$$ LISTEN_FDS={len(sockets)} exec "$0" -m dnsproxy run --config "$1"'
+        )
+        self.log = self.directory / f"dnsproxy-{len(self.router.processes)}.log"
+        command = ["bash", "-c", shell, sys.executable, str(self.config)]
+        descriptors = [sock.fileno() for sock in sockets]
+        self.proxy = self.router.popen(*command, log=self.log, pass_fds=descriptors)
+        if wait:
+            self.await_log("ready")
+
     def successor(self):
         """Start another instance that takes over; do not wait."""
         self.log = self.directory / "successor.log"

@@ -129,7 +129,9 @@ class Namespace:
             raise DnsproxyError(f"{self.name}: {' '.join(command)}: exit code {done.returncode}: {said}")
         return done
 
-    def popen(self, *command: str, log: Path | None = None) -> subprocess.Popen[str]:
+    def popen(
+        self, *command: str, log: Path | None = None, pass_fds: Sequence[int] = ()
+    ) -> subprocess.Popen[str]:
         """Start a command here that the lab ends at its own end.
 
         What it prints goes to `log`, by default NAMESPACE-COUNT.log in the lab's directory. Not hit by a
@@ -139,7 +141,7 @@ class Namespace:
         with log.open("w") as output:
             process = subprocess.Popen(
                 self.enter(*command), env=_environment(), text=True, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=pass_fds,
             )  # fmt: skip
         self.processes.append(process)
         return process

@@ -7,9 +7,11 @@ address in the set. So traffic that passes proves the element, and not the kerne
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from contextlib import ExitStack
+from functools import partial
 
 import dns.message
 import dns.query
@@ -53,6 +55,13 @@ def place():
         made.router.run("nft", "-f", "-", stdin=STRICT)
         with made.serve() as made.listener:
             yield made
+
+
+def lasting(place):
+    """Start anew with leases that outlast the test."""
+    place.stop()
+    place.write(cache={"minimum_ttl": 3600, "gc_interval": 0.2}, conntrack=SOON["conntrack"])
+    place.start()
 
 
 def ask(place, name):
@@ -164,9 +173,7 @@ def test_a_connection_outlives_a_restart(place, how):
 
 def test_what_was_learned_just_before_a_crash_is_open_after_it(place):
     """The state on disk may be seconds old; what is in the sets tells the rest."""
-    place.stop()
-    place.write(cache={"minimum_ttl": 3600, "gc_interval": 0.2}, conntrack=SOON["conntrack"])
-    place.start()
+    lasting(place)
     addresses = {next(iter(ask(place, f"pool{number}.open.test"))) for number in range(len(POOL))}
     place.kill()
     place.start()
@@ -188,9 +195,7 @@ def test_a_policy_that_is_gone_closes_at_once_and_an_endpoint_that_is_gone_takes
 
 
 def test_forced_expiry_spares_what_is_in_use_and_says_what_goes(place):
-    place.stop()
-    place.write(cache={"minimum_ttl": 3600, "gc_interval": 0.2}, conntrack=SOON["conntrack"])
-    place.start()
+    lasting(place)
     (address,) = ask(place, "one.open.test")
     rows = place.admin("DELETE", "/v1/lookups?matchpattern=one.open.test&dry-run=true")
     assert [row["fqdn"] for row in rows] == ["one.open.test."]
@@ -207,14 +212,12 @@ def test_forced_expiry_spares_what_is_in_use_and_says_what_goes(place):
 
 def test_no_query_is_lost_while_another_instance_takes_over(place):
     """10,000 queries at a steady rate; the instances change places in the middle."""
-    place.stop()
-    place.write(cache={"minimum_ttl": 3600}, conntrack=SOON["conntrack"])
-    place.start()
+    lasting(place)
     with ExitStack() as stack:
         (address,) = ask(place, "one.open.test")
         ours, theirs = connected(place, address, stack)
         former = place.proxy
-        answered = place.client.call(lambda: _steadily(place, 10_000, 2_000))
+        answered = place.client.call(lambda: _steadily(10_000, 2_000, place.successor))
         assert former.wait(20) == 0
         assert answered == set(range(10_000))
         passes(ours, theirs)
@@ -224,8 +227,34 @@ def test_no_query_is_lost_while_another_instance_takes_over(place):
         assert place.admin("GET", "/v1/status")["pid"] != former.pid
 
 
-def _steadily(place, count, rate):
-    """Ask `count` queries at `rate` a second, have another instance started after a third; those answered."""
+def test_no_query_is_lost_over_a_restart_while_somebody_holds_the_sockets(place):
+    """What systemd's socket unit does: the sockets stay, and what comes meanwhile waits in them."""
+    place.stop()
+    place.write(cache={"minimum_ttl": 3600})
+    kinds = (socket.SOCK_DGRAM, socket.SOCK_STREAM)
+    with ExitStack() as stack:
+        held = [stack.enter_context(place.router.call(partial(_bound, kind))) for kind in kinds]
+        place.start_with(held)
+
+        def restart():
+            place.proxy.send_signal(signal.SIGTERM)
+            stack.callback(place.proxy.wait, 20)
+            place.start_with(held, wait=False)
+
+        answered = place.client.call(lambda: _steadily(10_000, 2_000, restart))
+        assert answered == set(range(10_000))
+
+
+def _bound(kind):
+    sock = socket.socket(socket.AF_INET, kind)
+    sock.bind((PROXY, 53))
+    if kind == socket.SOCK_STREAM:
+        sock.listen()
+    return sock
+
+
+def _steadily(count, rate, then):
+    """Ask `count` queries at `rate` a second, and do something after a third; return those answered."""
     wires = [dns.message.make_query(f"pool{n % len(POOL)}.open.test", "A", id=n) for n in range(count)]
     wires = [query.to_wire() for query in wires]
     answered = set()
@@ -240,7 +269,7 @@ def _steadily(place, count, rate):
             for number in range(sent, due):
                 sock.send(wires[number])
             if sent < count // 3 <= due:
-                place.successor()
+                then()
             sent = max(sent, due)
             try:
                 while True:
