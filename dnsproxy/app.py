@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from dnsproxy.addresses import Network
     from dnsproxy.cache.store import Store
-    from dnsproxy.config import Config
+    from dnsproxy.config import Config, PolicySection
     from dnsproxy.endpoints import EndpointTable
     from dnsproxy.handover import Handover
     from dnsproxy.namemanager.manager import Sets
@@ -397,9 +397,11 @@ class Proxy:
 
     # -- what is swapped --------------------------------------------------------------------------------
 
-    def _enforce(self, endpoints: EndpointTable, policy: Policy) -> None:
+    def _enforce(self, section: PolicySection, endpoints: EndpointTable, policy: Policy) -> None:
         before, old = _governed(self._policy, self._endpoints), self._policy
         self._policy, self._endpoints = policy, endpoints.with_host_addresses(self._upstream.local)
+        self.plan.private = tuple(section.private)
+        self.exchange.set_denials(section.deny, section.deny_ttl, strip=section.strip_private)
         self.manager.policy_changed(policy, self._endpoints)
         self.exchange.set_policy(policy, self._endpoints)
         old.retire()

@@ -230,6 +230,12 @@ class Exchange:
         self._era = object()
         self._clients = ({}, {})
 
+    def set_denials(self, deny: str, deny_ttl: int, *, strip: bool) -> None:
+        """Deny otherwise from here on, and strip answers or do not."""
+        self._deny_code = deny
+        self._deny_ttl = deny_ttl
+        self._strip = strip
+
     def set_routes(self, routes: Routes) -> None:
         """Swap the upstream servers; queries in flight keep theirs, and nobody joins them any more."""
         self._routes = routes

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dnsproxy.config import Config
+    from dnsproxy.config import Config, PolicySection
     from dnsproxy.endpoints import EndpointTable
     from dnsproxy.parts import UpstreamSource
     from dnsproxy.rules.policy import Policy
     from dnsproxy.servers import Routes
 
-READ_AGAIN = {"policy": ("directory", "enforcement"), "upstream": ("servers", "routes", "resolv_conf")}
+READ_AGAIN = {
+    "policy": ("directory", "enforcement", "deny", "deny_ttl", "private", "strip_private"),
+    "upstream": ("servers", "routes", "resolv_conf"),
+}
 
 log = structlog.get_logger("dnsproxy")
 
@@ -47,7 +50,7 @@ class Reloader:
         config: Config,
         path: Path,
         upstream: UpstreamSource,
-        enforce: Callable[[EndpointTable, Policy], None],
+        enforce: Callable[[PolicySection, EndpointTable, Policy], None],
         ask: Callable[[Routes], None],
     ) -> None:
         self.config = config
@@ -108,7 +111,7 @@ class Reloader:
         self.succeeded = True
         self.config = config
         if policy is not None:
-            self._enforce(*policy)
+            self._enforce(config.policy, *policy)
         if routes is not None:
             self._ask(routes)
 

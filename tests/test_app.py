@@ -168,6 +168,16 @@ def test_hangup_reads_the_settings_again_and_says_what_needs_a_restart(daemon):
     assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
 
 
+def test_hangup_changes_how_names_are_denied_and_what_may_be_learned(daemon):
+    assert daemon.ask("other.demo.test").rcode() == dns.rcode.NXDOMAIN
+    daemon.write(policy={"directory": "policies", "deny": "refused", "strip_private": True})
+    daemon.tell(signal.SIGHUP)
+    daemon.said("upstreams in force")
+    assert daemon.ask("other.demo.test").rcode() == dns.rcode.REFUSED
+    answer = daemon.ask("www.demo.test")
+    assert (answer.rcode(), answer.answer) == (dns.rcode.NOERROR, [])
+
+
 def test_hangup_with_faulty_settings_keeps_everything(daemon):
     daemon.config.write_text("listen: [nowhere]\n")
     daemon.tell(signal.SIGHUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ def checked_settings(settings: Config) -> tuple[list[Problem], list[Problem]]:
     """Return what is wrong with the servers and files that the settings name, and what is left out."""
     faults: list[Problem] = []
     notes: list[Problem] = []
-    for step in (_check_loops, _check_zone, _check_resolv_conf, _check_events):
+    for step in (_check_loops, _check_zone, _check_resolv_conf, _check_events, _check_state, _check_token):
         try:
             notes += step(settings)
         except DocumentError as error:
@@ -93,6 +94,30 @@ def _check_events(settings: Config) -> list[Problem]:
 
     if settings.events.file not in (None, STDOUT):
         files.check_writable(settings.events.file)
+    return []
+
+
+def _check_state(settings: Config) -> list[Problem]:
+    """Look at what the daemon would write to, and read, apart from policies."""
+    folder, preloaded = settings.state.directory, settings.state.preload
+    if folder is not None:
+        place = next(each for each in (folder, *folder.parents) if each.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            message = f"{folder} cannot be made, or not be written to, by user {os.geteuid()}"
+            raise DocumentError([settings.problem(("state", "directory"), message)])
+    if preloaded is not None:
+        from dnsproxy import files  # noqa: PLC0415
+        from dnsproxy.cache import preload  # noqa: PLC0415
+
+        preload.parse(files.read_text(preloaded), str(preloaded))
+    return []
+
+
+def _check_token(settings: Config) -> list[Problem]:
+    if settings.admin.token_file is not None:
+        from dnsproxy.admin.server import read_token  # noqa: PLC0415
+
+        read_token(settings.admin.token_file)
     return []
 
 

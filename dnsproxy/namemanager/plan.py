@@ -195,7 +195,7 @@ class Plan:
         self._claimed: dict[SetSpec, set[tuple[bytes, str]]] = {}
         self._left_over: dict[SetSpec, None] = {}  # sets of an earlier process, until they are read
         self._table = table
-        self._private = private
+        self.private = private
         self._memo: dict[bytes, set[bytes] | list[set[bytes]]] = {}  # address -> those in Grants.open with it
         self._opened = 0  # entries in all of them
         self._open_sets: list[set[bytes]] = []
@@ -260,7 +260,7 @@ class Plan:
         return place.slots(grants, version, tuple(covering))
 
     def _permits_everywhere(self, address: bytes) -> bool:
-        return _is_public(address) or _inside(address, self._private)
+        return _is_public(address) or _inside(address, self.private)
 
     # -- learning -------------------------------------------------------------------------------------------
 

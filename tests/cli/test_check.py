@@ -131,3 +131,24 @@ def test_a_query_log_that_could_be_written_is_none_and_is_not_made(dnsproxy, fol
     write(folder, "dnsproxy.yaml", f"upstream: {{servers: [192.0.2.53]}}\nevents: {{file: {file!r}}}\n")
     assert dnsproxy("check", "--config", folder / "dnsproxy.yaml")[0] == 0
     assert not (folder / file).exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ("state: {directory: token/state}", "dnsproxy.yaml:2:20: state.directory: "),
+        ("state: {directory: null, preload: cilium.json}", "cilium.json:1:"),
+        (
+            "state: {directory: null}\nadmin: {listen: '127.0.0.1:9', token_file: token}",
+            "token: holds no token",
+        ),
+    ],
+)
+def test_what_the_daemon_keeps_or_reads_besides_is_looked_at(dnsproxy, folder, write, settings, fault):
+    write(folder, "cilium.json", '[{"fqdn": 7}]')
+    write(folder, "token", "short")
+    (folder / "token").chmod(0o600)
+    write(folder, "dnsproxy.yaml", f"upstream: {{servers: [192.0.2.1]}}\n{settings}\n")
+    code, _, err = dnsproxy("check", "--config", folder / "dnsproxy.yaml")
+    assert code == 3
+    assert fault in err
