@@ -354,6 +354,10 @@ def pointer(place):
     return struct.pack(">H", 0xC000 | place)
 
 
+OTHER = b"\xff\x00\x00\x01\x00\x00\x00\x00\x00\x00"  # what follows the owner of a record of no interest
+LONG = (b"\x3f" + b"x" * 63) * 3  # 192 octets of a name
+
+
 @pytest.mark.parametrize(
     "wire",
     {
@@ -387,12 +391,25 @@ def pointer(place):
         "an owner that points forward": with_counts(PLAIN + b"\xc0\xff" + OPT[1:], 1, 0, 0, 1),
         "an owner that points far forward": with_counts(PLAIN + b"\xe0\x00" + OPT[1:], 1, 0, 0, 1),
         "an owner with a label of type 10": with_counts(PLAIN + b"\x80" + OPT[1:], 1, 0, 0, 1),
+        "an owner of type 10 that would point back": with_counts(PLAIN + b"\x80\x0c" + OTHER, 1, 0, 0, 1),
+        "an owner of type 01 that would point back": with_counts(PLAIN + b"\x40\x0c" + OTHER, 1, 0, 0, 1),
+        "an owner that points to itself": with_counts(PLAIN + pointer(END) + OTHER, 1, 0, 0, 1),
+        "an option an octet too long": with_counts(
+            PLAIN + OPT[:-1] + b"\x05\x00\x0a\x00\x02\x01", 1, 0, 0, 1
+        ),
+        "a label of 64 octets": PLAIN[:12] + b"\x40" + b"x" * 64 + b"\x00\x00\x01\x00\x01",
+        "a name of 256 octets": PLAIN[:12] + LONG + b"\x3e" + b"x" * 62 + b"\x00\x00\x01\x00\x01",
     }.items(),
     ids=lambda item: item[0],
 )
 def test_malformed_queries(wire):
     with pytest.raises(FormError, match=r"\w+ \w+ \w+"):
         message.read_query(wire[1])
+
+
+def test_the_longest_name_and_label_can_be_asked_for():
+    asked = LONG + b"\x3d" + b"x" * 61 + b"\x00"
+    assert message.read_query(PLAIN[:12] + asked + b"\x00\x01\x00\x01") == (asked, 12 + 255 + 4)
 
 
 def test_signatures_and_other_additional_records_are_shapes():
@@ -680,6 +697,15 @@ def test_a_dname_whose_product_is_too_long_leads_nowhere():
     assert learned(wire) == (addresses("192.0.2.1"), 200, [])
 
 
+@pytest.mark.parametrize("size", [254, 255, 256])
+def test_what_a_dname_makes_has_255_octets_or_fewer(size):
+    target = LONG + bytes((size - 4 - 192 - 2,)) + b"y" * (size - 4 - 192 - 2) + b"\x00"
+    assert len(b"\x03www" + target) == size
+    wire = raw(record(wire_of("example.com"), DNAME, target))
+    _, _, cnames = message.read_answer(wire, END, wire_of(ASKED))
+    assert cnames == ((b"\x03www" + target,) if size <= 255 else ())
+
+
 def test_all_of_several_cnames_are_followed():
     lines = [
         "www.example.com 300 CNAME b.example",
@@ -766,6 +792,12 @@ ALIAS = response("www.example.com 300 CNAME x.example.com")
         "an owner with a label of type 01": ONE[:END] + b"\x41\x0c" + ONE[END + 2 :],
         "a target that points to itself": ALIAS[:-2] + struct.pack(">H", 0xC000 | len(ALIAS) - 2),
         "a target that points into itself": ALIAS[:-2] + struct.pack(">H", 0xC000 | len(ALIAS) - 4),
+        "an owner at a pointer that runs into it by an octet": raw(
+            record(b"\xc0\x0c", 16, b"\xc0"), record(b"\x0c" + b"x" * 12 + pointer(BASE), A, bytes(4))
+        ),
+        "an owner at a label that runs into it": raw(
+            record(b"\xc0\x0c", 16, b"\x02"), record(b"\x03x\x00y" + pointer(BASE), A, bytes(4))
+        ),
         "a target that ends early": response(Written(name(ASKED), CNAME, 1, b"\x01x\x00\x00")),
         "a target that ends late": response(Written(name(ASKED), CNAME, 1, b"\x01x\xc0")) + b"\x0c",
         "an empty target": response(Written(name(ASKED), CNAME, 1, b"")),
@@ -1404,6 +1436,31 @@ def test_strip_writes_names_in_records_out_in_full(kind, before, count):
     rdata = b"b" * before + b"\xc0\x0c" * count + rest
     stripped = message.strip(raw(record(b"\xc0\x0c", number, rdata)), END, public_only)
     assert stripped[BASE:] == b"b" * before + wire_of(ASKED) * count + rest
+
+
+def test_strip_keeps_a_message_of_the_largest_size():
+    wire = raw(record(b"\xc0\x0c", 65_400, bytes(65_535 - BASE)))
+    assert len(wire) == 65_535
+    assert message.strip(wire, END, public_only) == wire
+
+
+def test_strip_keeps_an_empty_parameter_that_is_no_hint():
+    empty = b"\x00\x01\x00" + b"\x00\x02\x00\x00"  # no-default-alpn, RFC 9460 section 7.1.1
+    hint = b"\x00\x04\x00\x04\x0a\x00\x00\x01"
+    stripped = message.strip(raw(record(b"\xc0\x0c", HTTPS, empty + hint)), END, public_only)
+    assert stripped == raw(record(b"\xc0\x0c", HTTPS, empty))
+
+
+def test_strip_refuses_a_name_that_ends_an_octet_behind_its_record():
+    owner = b"\xc0\x0c\x00\x02\x00\x01\x00\x00\x00\x3c\x00\x03"
+    with pytest.raises(FormError, match="do not fit"):
+        message.strip(raw(owner + b"\x02ns\x00"), END, public_only)
+
+
+def test_addresses_of_other_classes_are_neither_learned_nor_taken_out():
+    wire = response(Written(name(ASKED), A, 60, packed("10.0.0.1"), rdclass=3))
+    assert learned(wire) == (set(), None, [])
+    assert message.strip(wire, END, public_only) == wire
 
 
 def test_strip_refuses_to_grow_a_message_past_its_largest_size():
