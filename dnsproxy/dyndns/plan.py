@@ -30,7 +30,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from dnsproxy.addresses import from_text, to_text
-from dnsproxy.dyndns.outcomes import Code, Finding, Found, Known, NotManaged, Reply, printable
+from dnsproxy.dyndns.outcomes import (
+    Code,
+    Finding,
+    Found,
+    Known,
+    NotManaged,
+    Password,
+    Reply,
+    Request,
+    printable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,6 +128,10 @@ class Target:
     def packed(self) -> tuple[bytes, ...]:
         """The addresses as octets."""
         return tuple(map(from_text, self.addresses))
+
+    def request(self, password: Password) -> Request:
+        """Return the request that asks for this."""
+        return Request(self.endpoint, self.hostname, self.username, password, self.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +398,9 @@ def _restored(row: dict[str, Any], clock: Clock) -> State:
     row["accepted"] = _target(row["accepted"]) if row["accepted"] else None
     row["hold"] = _hold(row["hold"], moved(row["hold"]["since"]) or clock.now) if row["hold"] else None
     state = State(**row)
-    return replace(state, pending=False, doubtful=state.doubtful or state.pending)
+    if not state.pending:
+        return state
+    return replace(state, pending=False, doubtful=True, attempt_at=clock.now)  # sent at some time until now
 
 
 def _target(row: dict[str, Any]) -> Target:
