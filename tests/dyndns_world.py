@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dnsproxy import addresses
 from dnsproxy.dyndns import documents
 from dnsproxy.dyndns.outcomes import Code, Found, Known, NotManaged, Reply, Unavailable, Why
+from dnsproxy.dyndns.plan import RULES, Kind
 from dnsproxy.dyndns.sync import Sync
 from dnsproxy.errors import DnsproxyError
 
@@ -63,7 +64,7 @@ class Home:
 
 @dataclass
 class Provider:
-    """Plays STRATO. `replies` are given first, in order; an int is seconds of silence before it acts."""
+    """Plays STRATO. `replies` are given first, in order; without one it does what `out` says, or acts."""
 
     clock: object = None
     replies: list = field(default_factory=list)
@@ -72,20 +73,39 @@ class Provider:
     passwords: dict[str, str] = field(default_factory=dict)  # host -> the right one, if it is not any
     out: Code | None = None  # the trouble that it has at the moment
     deaf: set[str] = field(default_factory=set)  # hosts whose requests hang for ever
-    delay: float = 0.5
+    delay: float = 0.5  # seconds until it acts
+    late: float = 0.0  # seconds from then until it answers
+    told: dict[str, str] = field(default_factory=dict)  # what it has accepted and said so
+    unsure: set[str] = field(default_factory=set)  # hosts whose client cannot know what we hold
+    useless: list[tuple[float, str]] = field(default_factory=list)  # requests for what is held, and told
 
     async def publish(self, request):
-        self.requests.append((self.clock(), request.hostname, request.myip))
-        if request.hostname in self.deaf:
+        host = request.hostname
+        self.requests.append((self.clock(), host, request.myip))
+        if request.myip == self.told.get(host) and host not in self.unsure:
+            self.useless.append((self.clock(), request.myip))
+        before = host in self.unsure
+        self.unsure.add(host)
+        if host in self.deaf:
             await asyncio.Event().wait()
         await asyncio.sleep(self.delay)
-        reply = self.replies.pop(0) if self.replies else self.out
+        reply = self._reply(request)
+        await asyncio.sleep(self.late)
         if isinstance(reply, Exception):
             raise reply
+        if RULES[reply.code].certain and not before:
+            self.unsure.discard(host)
+        if RULES[reply.code].kind is Kind.SUCCESS:
+            self.told[host] = request.myip
+            self.unsure.discard(host)
+        return reply
+
+    def _reply(self, request):
+        reply = self.replies.pop(0) if self.replies else self.out
         if isinstance(reply, Code):
             reply = Reply(reply, reply.value)
         right = self.passwords.get(request.hostname)
-        if right is not None and request.password.reveal().decode() != right:
+        if right is not None and request.password.reveal().decode() != right and reply is None:
             reply = Reply(Code.BADAUTH, "badauth")
         return reply or self._act(request)
 
