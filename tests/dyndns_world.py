@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from fakes import run_virtual
 
 from dnsproxy import addresses
 from dnsproxy.dyndns import documents
@@ -210,3 +214,18 @@ async def kill(task: asyncio.Task) -> None:
 
 async def minutes(count: float) -> None:
     await asyncio.sleep(60 * count)
+
+
+def virtual(test):
+    """Run a test that is a coroutine function on virtual time."""
+
+    def run(**arguments):
+        run_virtual(test(**arguments))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = inspect.signature(test)
+    return run
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]

@@ -388,15 +388,15 @@ def _restored(row: dict[str, Any], clock: Clock) -> State:
     same = bool(clock.boot) and clock.boot == written.boot
     shift = 0.0 if same else (clock.now - clock.wall) - (written.now - written.wall)
 
-    def moved(time: float | None) -> float | None:
-        return None if time is None else min(float(time) + shift, clock.now)
+    def moved(time: float) -> float:
+        return min(float(time) + shift, clock.now)
 
     for key in ("accepted_at", "changed_at", "attempt_at", "forced_at"):
-        row[key] = moved(row[key])
-    row["nochg"] = tuple(filter(None, map(moved, row["nochg"])))
+        row[key] = None if row[key] is None else moved(row[key])
+    row["nochg"] = tuple(map(moved, row["nochg"]))
     row["code"] = Code(row["code"]) if row["code"] else None
     row["accepted"] = _target(row["accepted"]) if row["accepted"] else None
-    row["hold"] = _hold(row["hold"], moved(row["hold"]["since"]) or clock.now) if row["hold"] else None
+    row["hold"] = _hold(row["hold"], moved(row["hold"]["since"])) if row["hold"] else None
     state = State(**row)
     if not state.pending:
         return state
