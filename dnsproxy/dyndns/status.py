@@ -8,7 +8,7 @@ no result. The columns are the original's, too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field
 
@@ -52,6 +52,9 @@ WIDE: Final = (
 )
 
 
+Time: TypeAlias = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
 class DomainStatus(CamelModel):
     """The status of a Domain. Times are RFC 3339 in UTC."""
 
@@ -60,18 +63,18 @@ class DomainStatus(CamelModel):
     enabled: bool | None = None
     ip_address: str | None = Field(None, description="The first address that was accepted.")
     mode: Literal["Manual", "Dynamic"] | None = None
-    last_loop: str | None = Field(None, description="When the record was looked at.")
+    last_loop: Time | None = Field(None, description="When the record was looked at.")
     last_result: bool | None = Field(None, description="Whether the record is as it shall be.")
     phase: str | None = Field(None, description="pending, in-sync, held, halted and so on.")
     ipv4: str | None = Field(None, description="The IPv4 address that was accepted.")
     ipv6: str | None = Field(None, description="The IPv6 address that was accepted.")
-    last_attempt: str | None = Field(None, description="When a request was made.")
-    last_success: str | None = Field(None, description="When a request was accepted.")
-    last_change: str | None = Field(None, description="When other addresses were accepted.")
+    last_attempt: Time | None = Field(None, description="When a request was made.")
+    last_success: Time | None = Field(None, description="When a request was accepted.")
+    last_change: Time | None = Field(None, description="When other addresses were accepted.")
     last_code: str | None = Field(None, description="The word of the last answer, or what came instead.")
     message: str | None = Field(None, description="What is the matter, and what to do about it.")
-    next_run: str | None = Field(None, description="When the record is looked at again.")
-    held_until: str | None = Field(None, description="Until when nothing is sent.")
+    next_run: Time | None = Field(None, description="When the record is looked at again.")
+    held_until: Time | None = Field(None, description="Until when nothing is sent.")
     held_reason: str | None = Field(None, description="Why nothing is sent.")
     consecutive_failures: int = 0
     observed_generation: int | None = None

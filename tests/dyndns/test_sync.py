@@ -165,6 +165,39 @@ async def test_where_nothing_can_be_stored_restarts_still_cannot_become_a_storm(
 
 
 @virtual
+async def test_where_a_request_could_not_be_noted_a_crash_cannot_repeat_it():
+    world = World()
+    async with world.running(domain()):
+        await minutes(6)
+    world.home.ipv4 = OTHER
+    for _ in range(20):
+        task = world.start(domain())
+        await asyncio.sleep(0)
+        world.disk.broken = True  # it can be read and not written
+        await minutes(0.5)
+        await kill(task)
+        world.disk.broken = False
+    assert world.sent() == [V4]
+
+
+@virtual
+async def test_what_cannot_be_read_may_have_been_a_request_of_a_moment_ago():
+    world = World()
+    async with world.running(domain()):
+        await minutes(0.1)
+    world.disk.broken = True
+    task = world.start(domain())
+    await asyncio.sleep(0)
+    world.disk.broken = False  # it can be written and was not read
+    await minutes(4)
+    assert world.sent() == [V4]
+    await minutes(2)
+    assert world.sent() == [V4, V4]
+    assert min(gaps(world.times())) >= 300
+    await kill(task)
+
+
+@virtual
 async def test_a_disk_that_fills_up_later_stops_nothing_but_is_said():
     world = World()
     async with world.running(domain()):
