@@ -123,10 +123,11 @@ class Provider:
 
 @dataclass
 class Disk:
-    """A memory that outlives the process; `broken` refuses."""
+    """A memory that outlives the process; `broken` refuses, `delay` is what a write takes."""
 
     rows: dict[str, bytes] = field(default_factory=dict)
     broken: bool = False
+    delay: float = 0.001
     writes: Counter = field(default_factory=Counter)
 
     async def load(self):
@@ -134,7 +135,7 @@ class Disk:
         return dict(self.rows)
 
     async def remember(self, key, value):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.delay)
         self._check()
         self.writes[key] += 1
         self.rows[key] = value

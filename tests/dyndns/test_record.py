@@ -137,6 +137,42 @@ async def test_at_boot_without_a_network_the_first_searches_come_quickly():
     assert world.sent() == [V4]
 
 
+@virtual
+async def test_each_time_that_addresses_are_lost_the_first_searches_come_quickly():
+    world = World()
+    async with world.running(domain(interval=60)):
+        for round_ in range(3):
+            await minutes(61)
+            world.home.ipv4 = None
+            await minutes(61 + 120)
+            world.sync.look_again()
+            world.home.ipv4 = V4
+            await minutes(1)
+            searches = world.home.searches
+            world.home.ipv4 = None
+            world.sync.look_again()
+            await minutes(4)
+            assert world.home.searches - searches == 4, round_  # at once, after 30, 60 and 120 s
+            world.home.ipv4 = V4
+            await minutes(61)
+
+
+@virtual
+async def test_a_slow_disk_makes_the_time_between_requests_longer_and_never_shorter():
+    world = World()
+    world.disk.delay = 40.0
+    async with world.running(domain()):
+        await minutes(1)
+        assert world.sent() == [V4]
+        world.disk.delay = 0.001
+        for address in (OTHER, V4):
+            world.home.ipv4 = address
+            world.sync.look_again()
+            await minutes(5.2)
+    assert world.sent() == [V4, OTHER, V4]
+    assert min(gaps(world.times())) >= 300
+
+
 @pytest.mark.parametrize("why", Why)
 @virtual
 async def test_each_trouble_with_the_address_has_its_event(why):
@@ -464,7 +500,15 @@ async def test_no_password_is_shown_anywhere(password):
     world = World()
     echoes = [Reply(Code.UNKNOWN, f"<html>{form} said {form}</html>") for form in sorted(forms)]
     world.provider.replies = [*echoes, ValueError(password), Reply(Code.BADAUTH, f"badauth {password}")]
-    hooked = []
+    hooked, find = [], world.home.find
+
+    async def broken(search):
+        if world.home.searches == 2:
+            world.home.searches += 1
+            raise ValueError(password)
+        return await find(search)
+
+    world.home.find = broken
 
     async def hook(event):
         hooked.append(event)
@@ -492,6 +536,7 @@ async def test_no_password_is_shown_anywhere(password):
                 assert not [form for form in forms if form in text]
     produced = repr([logs, world.events, [event.row() for event in world.events], hooked])
     assert "DynDnsUpdateHalted" in produced
+    assert "a pass broke off" in produced
     assert not [form for form in forms if form in produced]
 
 
