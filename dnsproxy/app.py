@@ -343,12 +343,16 @@ class Proxy:
         for listener in self._listeners:
             listener.pause()
         until = self._loop.time() + PATIENCE
-        while self.exchange.flying or self.manager.status()["waiting"]:
+        while self._busy() and self._loop.time() < until:
             await asyncio.sleep(TICK)
-            if self._loop.time() > until:
-                break
         for sink, wire, peer in self.exchange.stop(self._loop.time()):
             sink.send(wire, peer)
+
+    def _busy(self) -> bool:
+        """Tell whether somebody has an answer to get, or to fetch."""
+        streams = (each for each in self._listeners if isinstance(each, TcpListener))
+        waiting = self.exchange.flying or self.manager.status()["waiting"]
+        return bool(waiting) or any(each.connections for each in streams)
 
     async def _close(self) -> None:
         for listener in self._listeners:

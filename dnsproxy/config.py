@@ -38,7 +38,7 @@ class SocketAddress(NamedTuple):
         return ip_address(self.address).is_unspecified
 
     def __str__(self) -> str:
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return addresses.with_port(self.address, self.port)
 
 
 class TableName(NamedTuple):

@@ -89,7 +89,6 @@ COUNTS: Final = (
 )  # fmt: skip
 HEADER: Final = 12  # octets
 TC: Final = 0x02
-SMALLEST: Final = 512  # what every client takes over UDP, RFC 1035 section 2.3.4
 
 Found: TypeAlias = tuple[tuple[bytes, ...], int | None, tuple[bytes, ...]]  # addresses, TTL, CNAME targets
 NOTHING: Final[Found] = ((), None, ())
@@ -561,10 +560,10 @@ class Exchange:
     def _fitted(self, pending: Pending, wire: bytes) -> bytes:
         """Return an answer under the client's ID, in the size that it announced (RFC 6891 section 6.2.3)."""
         answer = pending.wire[:2] + wire[2:]
-        if len(answer) <= SMALLEST or pending.client.stream:
+        if len(answer) <= message.SMALLEST or pending.client.stream:
             return answer
         edns = message.edns(pending.wire, pending.end)
-        if len(answer) <= (edns[0] if edns else SMALLEST):
+        if len(answer) <= (edns[0] if edns else message.SMALLEST):
             return answer
         return message.truncated(answer, pending.end, pending.wire)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from dnsproxy.addresses import with_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,7 +48,7 @@ class Server:
         self._turn = 0
 
     def __str__(self) -> str:
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return with_port(self.address, self.port)
 
     def channel(self, *, stream: bool) -> Channel | None:
         """Return the channel for the next query, or None while there is no usable one."""

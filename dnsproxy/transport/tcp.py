@@ -360,8 +360,6 @@ class TcpListener:
         for connection in tuple(self.connections):
             connection.pause()
 
-    drain = pause
-
     def close(self) -> None:
         """Stop accepting, drop the connections that are open, and close the socket."""
         self._ignore()

@@ -176,8 +176,6 @@ class UdpListener(Datagrams):
         counts = dict.fromkeys(COUNTS, 0)
         super().__init__(sock, Receiver(LARGEST_QUERY, layout), Sender(layout), loop, counts)
 
-    drain = Datagrams.pause
-
     def take(self, wires: Sequence[bytes], now: float) -> None:
         """Ask the exchange about each datagram and do what it says."""
         self.counts["oversize"] = self._receiver.oversize
