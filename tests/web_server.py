@@ -6,11 +6,14 @@ It plays STRATO, echo services and routers: any octets, hang-ups, and silence fo
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
+
+from aiohttp.abc import AbstractResolver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -117,6 +120,30 @@ async def serving(
         await web.close()
         for server in servers:
             await server.wait_closed()
+
+
+class Resolver(AbstractResolver):
+    """Every name is loopback, by the family that was asked for; `nothing.invalid` is no name."""
+
+    async def resolve(self, host, port=0, family=socket.AF_INET):
+        if host == "nothing.invalid":
+            raise OSError(None, "DNS lookup failed")
+        addresses = {socket.AF_INET: ["127.0.0.1"], socket.AF_INET6: ["::1"]}
+        found = addresses.get(family) or [*addresses[socket.AF_INET6], *addresses[socket.AF_INET]]
+        return [
+            {
+                "hostname": host,
+                "host": each,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in each else socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
+            for each in found
+        ]
+
+    async def close(self):
+        pass
 
 
 @dataclass(frozen=True)

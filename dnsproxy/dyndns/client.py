@@ -56,6 +56,11 @@ class Response:
     headers: Mapping[str, str]
     body: bytes
 
+    @property
+    def whole(self) -> bool:
+        """Whether the body is all that was sent."""
+        return len(self.body) < LIMIT
+
 
 class Trouble(Enum):
     """How a request can fail."""

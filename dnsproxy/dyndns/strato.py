@@ -94,7 +94,7 @@ def understood(response: Response, request: Request, wall: float) -> Reply:
     body = response.body.decode("utf-8-sig", "replace")
     text = printable(_struck(body, request)) or "an empty answer"
     status = f"HTTP {response.status}: " if response.status != 200 else ""
-    code, stored = _word(body, request)
+    code, stored = _word(body, request) if response.whole else (None, ())
     if 300 <= response.status < 400 or (code in _SUCCESS and not 200 <= response.status < 300):
         code = None
     reply = Reply(

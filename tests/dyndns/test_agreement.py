@@ -149,6 +149,15 @@ def test_one_answer_confirms_what_is_known_if_nobody_contradicts():
     assert len(rounds) == 1
 
 
+def test_what_is_known_is_not_confirmed_while_somebody_may_contradict():
+    asked = Poll(4, Wanted(known=A), ["a", "b", "c"], 2)
+    assert asked.ask() == ("a", "b")
+    asked.hear("a", A)
+    assert asked.outcome is None
+    asked.hear("b", B)
+    assert asked.ask() == ("c",)
+
+
 def test_a_stuck_source_does_not_hide_a_change():
     asked, _ = poll({"a": A, "b": B, "c": B}, known=A)
     assert asked.outcome == Known(B, ("b", "c"))
@@ -228,14 +237,14 @@ def test_a_carriers_range_that_is_permitted_is_published():
     assert (asked.outcome, asked.cgnat) == (Known(CARRIER, ("fritzbox", "a")), False)
 
 
-def test_nothing_is_said_before_the_witness_is_heard():
-    asked = Poll(4, Wanted(), ["a", "b", "fritzbox"], 2)
-    assert asked.ask() == ("fritzbox", "a")
-    asked.hear("a", A)
+def test_nothing_is_said_before_every_witness_is_heard():
+    asked = Poll(4, Wanted(), ["a", "b", "fritzbox", "interface:ppp0"], 1)
+    assert asked.ask() == ("fritzbox", "interface:ppp0")
+    asked.hear("fritzbox", A)
     assert asked.outcome is None
     assert asked.ask() == ()
-    asked.hear("fritzbox", A)
-    assert asked.outcome == Known(A, ("a", "fritzbox"))
+    asked.hear("interface:ppp0", CARRIER)
+    assert asked.outcome.why is Why.REJECTED
 
 
 # --- properties

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from web_server import HANG_UP, SILENCE, authority, reply, serving
@@ -110,11 +109,7 @@ async def test_nobody_there(ca):
     assert answer.trouble is Trouble.NETWORK
 
 
-async def test_a_name_that_does_not_exist(ca, monkeypatch):
-    def refuse(*args, **more):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+async def test_a_name_that_does_not_exist(ca):
     answer = await fetch(Question("https://nothing.invalid/"), PATIENT, ca.cafile)
     assert answer.trouble is Trouble.NETWORK
     assert "resolved" in answer.reason

@@ -152,6 +152,7 @@ def test_case_blanks_line_ends_and_a_mark_of_byte_order_do_not_matter(body):
         "\uff47\uff4f\uff4f\uff44",
         "good".encode("utf-16"),
         b"\xff\x00\xfe",
+        "good" + "\n" * LIMIT,
     ],
 )
 def test_success_is_not_found_inside_anything_else(body):
