@@ -16,6 +16,7 @@ import signal
 import time
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
+from hashlib import sha256
 from socket import SOCK_DGRAM
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,12 @@ import structlog
 from dnsproxy import __version__, files, handover, host, logs, parts
 from dnsproxy import config as settings
 from dnsproxy.admin.server import read_token, serve
-from dnsproxy.admin.views import State
+from dnsproxy.admin.views import State as Shown
 from dnsproxy.cache import journal
 from dnsproxy.cache.gc import Collector
+from dnsproxy.cache.journal import State
 from dnsproxy.cache.keeper import Keeper
+from dnsproxy.errors import DnsproxyError, NetworkError
 from dnsproxy.events import EventWriter, Fan, Ring
 from dnsproxy.reload import Reloader
 from dnsproxy.servers import FAILURES
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 
 TICK = 0.05  # seconds between two looks at what is overdue
 PATIENCE = 2.0  # seconds that a stop waits for queries in flight
+RETRY = 10.0  # seconds until something that does not hinder answers is tried again
+PRELOADED = "preload"  # the key under which the state remembers the digest of what was preloaded
 
 log = structlog.get_logger("dnsproxy")
 
@@ -88,6 +93,7 @@ async def _serve(config: Config, path: Path, *, take_over: bool) -> None:
         local_addresses = await stack.enter_async_context(aclosing(host.changes(log.warning)))
         local = await anext(local_addresses)
         settings.check_loops(config, local)
+        token = read_token(config.admin.token_file) if config.admin.token_file else b""
         store, former = await parts.open_store(config, stack, take_over=take_over)
         handed = await asyncio.to_thread(former.prepare) if former else []
         listening = parts.open_listeners(config, handed, stack)
@@ -96,7 +102,7 @@ async def _serve(config: Config, path: Path, *, take_over: bool) -> None:
         seen["upstreams"] = files.signature(upstream.watched(config))
         sets = await parts.open_sets(config)
         stack.push_async_callback(sets.close)
-        proxy = Proxy(config, path, sets, endpoints, policy, upstream, store)
+        proxy = Proxy(config, path, sets, endpoints, policy, upstream, store, token)
         await proxy.run(listening, local_addresses, seen, former)
 
 
@@ -112,8 +118,11 @@ class Proxy:
         policy: Policy,
         upstream: UpstreamSource,
         store: Store | None,
+        token: bytes,
     ) -> None:
         self._config = config
+        self._store = store
+        self._token = token
         self._upstream = upstream
         self._endpoints = endpoints.with_host_addresses(upstream.local)
         self._policy = policy
@@ -141,7 +150,7 @@ class Proxy:
         self._ring = Ring() if config.events.file else None
         self._writer: EventWriter | None = None
         self._fan = Fan(self.exchange.set_events, self._ring)
-        self._state = State(
+        self._shown = Shown(
             plan=self.plan,
             manager=self.manager,
             exchange=self.exchange,
@@ -176,8 +185,9 @@ class Proxy:
         self._handle_signals()
         self._write_events()
         _calm_collector()
-        await self._preload()
-        await self._restore()
+        state = await self._restore()
+        if former is None:
+            await self._preload(state)
         self._restored = True
         self.manager.deletes = former is None
         async with asyncio.TaskGroup() as tasks:
@@ -193,10 +203,11 @@ class Proxy:
             }
             running = [tasks.create_task(step, name=name) for name, step in steps.items()]
             await self._until_enforcing()
-            if former is not None:
+            if former is None:
+                await self._administer(replace=False)
+            else:
                 await self._take(former)
             await self._listen(sockets)
-            await self._administer(replace=former is not None)
             running += [tasks.create_task(step, name=name) for name, step in self._later(sockets, former)]
             _calm_collector()
             log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
@@ -218,6 +229,7 @@ class Proxy:
             yield "handover", self._offer(self._config.state.directory, sockets)
         if former is not None:
             yield "former", self._outlive(former)
+            yield "administration", self._administer_at_last()
         if self._config.warm_up.interval is not None:
             yield "warm-up", WarmUp(self.exchange, self._targets, self._config.warm_up.interval).run()
 
@@ -229,27 +241,40 @@ class Proxy:
         if file is not None and self._ring is not None:
             self._writer = EventWriter(self._ring, file, rate=self._config.events.rate, say=log.warning)
 
-    async def _restore(self) -> None:
-        """Learn what the last process knew. Twice is harmless."""
-        if self.keeper is not None:
-            state, now = await self.keeper.load(), self._loop.time()
-            offset = time.time() - now
-            for note in state.notes:
-                log.warning("the state on disk", note=note)
-            for _ in journal.restore(state, self._caches, offset, now):
-                await asyncio.sleep(0)
-            self.exchange.restore_aliases(journal.aliases(state, offset, now))
-            self.plan.restore(journal.claims(state), journal.sets(state))
+    async def _restore(self) -> State:
+        """Learn what the last process knew, and return it as it was read. Twice is harmless."""
+        if self.keeper is None:
+            return State()
+        state, now = await self.keeper.load(), self._loop.time()
+        offset = time.time() - now
+        for note in state.notes:
+            log.warning("the state on disk", note=note)
+        for _ in journal.restore(state, self._caches, offset, now):
+            await asyncio.sleep(0)
+        self.exchange.restore_aliases(journal.aliases(state, offset, now))
+        self.plan.restore(journal.claims(state), journal.sets(state))
+        return state
 
-    async def _preload(self) -> None:
-        now = self._loop.time()
-        found = parts.preloaded(self._config, self._policy, self._endpoints, time.time() - now, now)
+    async def _preload(self, state: State) -> None:
+        """Learn another program's cache, once for each content of the file."""
+        path = self._config.state.preload
+        if path is None:
+            return
+        text, now = await asyncio.to_thread(files.read_text, path), self._loop.time()
+        digest = sha256(text.encode()).digest()
+        if state.memo.get(PRELOADED) == digest:
+            return
+        found = parts.preloaded(text, str(path), self._policy, self._endpoints, time.time() - now, now)
         for _ in journal.load(self._caches, found):
             await asyncio.sleep(0)
+        if self.keeper is not None:
+            await self.keeper.remember(PRELOADED, digest)
 
     async def _take(self, former: Handover) -> None:
         """Have the other instance stop reading our sockets, and learn what it has learned meanwhile."""
         await asyncio.to_thread(former.take)
+        if self._store is None or not await asyncio.to_thread(parts.acquired, self._store):
+            raise NetworkError("the former instance did not wait for this one any longer; it goes on")
         await self._restore()
 
     async def _outlive(self, former: Handover) -> None:
@@ -321,15 +346,23 @@ class Proxy:
         endpoint = self._endpoints.find(address)
         return None if endpoint is None else endpoint.key
 
+    async def _administer_at_last(self) -> None:
+        """Administer once the former instance has let go; whatever is in the way, names are answered."""
+        while True:
+            try:
+                return await self._administer(replace=True)
+            except DnsproxyError as error:
+                log.warning("the admin API or metrics cannot be served; tried again", error=str(error))
+                await asyncio.sleep(RETRY)
+
     async def _administer(self, *, replace: bool) -> None:
         """Answer to the admin API, metrics and health checks; `replace` what another instance left."""
         admin, metrics = self._config.admin, self._config.metrics
-        token = read_token(admin.token_file) if admin.token_file is not None else b""
         served = serve(
-            self._state,
+            self._shown,
             path=admin.socket,
             listen=admin.listen,
-            token=token,
+            token=self._token,
             metrics=metrics.listen,
             per_endpoint=metrics.per_endpoint,
             replace=replace,
@@ -342,8 +375,9 @@ class Proxy:
         await self._administration.aclose()
         for listener in self._listeners:
             listener.pause()
-        until = self._loop.time() + PATIENCE
-        while self._busy() and self._loop.time() < until:
+        for _ in range(round(PATIENCE / TICK)):
+            if not self._busy():
+                break
             await asyncio.sleep(TICK)
         for sink, wire, peer in self.exchange.stop(self._loop.time()):
             sink.send(wire, peer)

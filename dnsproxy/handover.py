@@ -14,8 +14,8 @@ Both have the same sockets, not two that share a port: what the kernel has queue
 other, datagrams as well as connections that nobody has accepted yet. With SO_REUSEPORT each socket has a
 queue of its own, and what waits in that of the old one is lost when it closes.
 
-If the new one goes away before TAKE, the old one goes on as if nothing had been. If the old one goes away,
-the new one has the sockets.
+If the new one goes away before TAKE, or takes too long, the old one goes on as if nothing had been. If the
+old one goes away, the new one has the sockets. The lock on the folder tells the new one which it was.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NAME: Final = "handover.sock"
 PREPARE, TAKE = b"P", b"T"
 PIECE: Final = 64  # descriptors in one message; the kernel takes 253
+LIMIT: Final = 120.0  # seconds that the old one waits for TAKE; until then it takes nothing out of the sets
 PATIENCE: Final = 30.0  # seconds that the new one waits for an answer: a large state takes a while to write
 
 
@@ -76,13 +77,14 @@ async def _hand_over(
     prepare: Callable[[], Awaitable[Sequence[socket.socket]]],
     take: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Go through both steps; False if the other side went away before the second."""
-    with suppress(OSError):
+    """Go through both steps; False if the other side went away, or fell asleep, before the second."""
+    with suppress(OSError):  # TimeoutError is one
         if await loop.sock_recv(peer, 1) != PREPARE:
             return False
         _give(peer, await prepare())
-        if await loop.sock_recv(peer, 1) != TAKE:
-            return False
+        async with asyncio.timeout(LIMIT):
+            if await loop.sock_recv(peer, 1) != TAKE:
+                return False
         await take()
         with suppress(OSError):  # it has the sockets, whether it hears this or not
             await loop.sock_sendall(peer, TAKE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from socket import SOCK_DGRAM, SOCK_STREAM
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from dnsproxy.cache import preload
 from dnsproxy.cache.gc import Caches
 from dnsproxy.cache.store import Store
 from dnsproxy.demo import zone
-from dnsproxy.errors import KernelError, NetworkError, RightsError
+from dnsproxy.errors import DocumentError, KernelError, NetworkError, RightsError
 from dnsproxy.exchange import Exchange
 from dnsproxy.handover import Handover
 from dnsproxy.namemanager import conntrack
@@ -57,6 +58,9 @@ async def open_store(
     """Return the state on disk, and the other side of a handover if another instance has it still."""
     folder = config.state.directory
     if folder is None:
+        if take_over:
+            message = "is null: an instance is found, and takes over, by way of this folder"
+            raise DocumentError([config.problem(("state", "directory"), message)])
         return None, None
     store = Store(folder)
     if store.acquire():
@@ -78,11 +82,11 @@ def open_listeners(
 
     They come from systemd, or from the instance that this one replaces as far as it has them.
     """
+    for sock in handed:
+        stack.callback(sock.close)
     if sockets := passed_sockets():
         return sockets
     former = {(sock.type, *sock.getsockname()[:2]): sock for sock in handed}
-    for sock in handed:
-        stack.callback(sock.close)
     for address, port in config.listen:
         for kind, opened in ((SOCK_DGRAM, open_udp), (SOCK_STREAM, open_tcp)):
             if (taken := former.get((kind, address, port))) is not None:
@@ -183,21 +187,26 @@ def make_exchange(
     )
 
 
+def acquired(store: Store) -> bool:
+    """Take the lock of a store that another process is letting go of; blocking, for a second at most."""
+    until = time.monotonic() + 1.0
+    while not (taken := store.acquire()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return taken
+
+
 def preloaded(
-    config: Config, policy: Policy, endpoints: EndpointTable, offset: float, now: float
+    text: str, file: str, policy: Policy, endpoints: EndpointTable, offset: float, now: float
 ) -> Iterator[tuple[str, Record]]:
-    """Return the lookups to learn at start, each for the key of an endpoint whose policy grants the name.
+    """Return the lookups in a preload file, each for the key of an endpoint whose policy grants the name.
 
     `offset` is wall clock minus monotonic clock, `now` the latter. DocumentError names the file's faults.
     """
-    path = config.state.preload
-    if path is None:
-        return iter(())
 
     def granting(name: bytes) -> Iterator[str]:
         return (each.key for each in endpoints.endpoints if policy.view(each).grants(name).grants)
 
-    return preload.spread(preload.parse(files.read_text(path), str(path)), granting, offset, now)
+    return preload.spread(preload.parse(text, file), granting, offset, now)
 
 
 class UpstreamSource:

@@ -9,6 +9,7 @@ import stat
 
 import pytest
 
+from dnsproxy import handover
 from dnsproxy.errors import NetworkError
 from dnsproxy.handover import NAME, Handover, offer
 
@@ -62,13 +63,13 @@ async def stopped(serving):
 async def test_what_was_queued_for_the_old_one_is_the_new_ones(tmp_path, bound):
     old = Old(bound)
     serving = old.offer(tmp_path)
-    handover = await connected(tmp_path)
-    taken = await asyncio.to_thread(handover.prepare)
+    taker = await connected(tmp_path)
+    taken = await asyncio.to_thread(taker.prepare)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client, socket.socket() as caller:
         client.sendto(b"query", bound[0].getsockname())
         caller.connect(bound[1].getsockname())
-        await asyncio.to_thread(handover.take)
-        ended = asyncio.create_task(asyncio.to_thread(handover.wait))
+        await asyncio.to_thread(taker.take)
+        ended = asyncio.create_task(asyncio.to_thread(taker.wait))
         done, _ = await asyncio.wait([ended], timeout=0.05)
         assert not done
         await stopped(serving)
@@ -77,7 +78,7 @@ async def test_what_was_queued_for_the_old_one_is_the_new_ones(tmp_path, bound):
             each.close()
         assert taken[0].recv(100) == b"query"
         taken[1].accept()[0].close()
-    handover.close()
+    taker.close()
     for each in taken:
         assert not each.getblocking()
         assert not os.get_inheritable(each.fileno())
@@ -108,11 +109,11 @@ async def test_the_new_one_goes_on_when_the_old_one_dies_before_it_answers(tmp_p
             raise SystemError("killed")
 
     serving = Dying(bound).offer(tmp_path)
-    handover = await connected(tmp_path)
-    for each in await asyncio.to_thread(handover.prepare):
+    taker = await connected(tmp_path)
+    for each in await asyncio.to_thread(taker.prepare):
         each.close()
-    await asyncio.to_thread(handover.take)
-    handover.close()
+    await asyncio.to_thread(taker.take)
+    taker.close()
     with pytest.raises(SystemError):
         await serving
 
@@ -123,12 +124,12 @@ async def test_any_number_of_sockets_arrives(tmp_path, count):
     for each in sockets:
         each.bind(("127.0.0.1", 0))
     serving = Old(sockets).offer(tmp_path)
-    handover = await connected(tmp_path)
-    taken = await asyncio.to_thread(handover.prepare)
+    taker = await connected(tmp_path)
+    taken = await asyncio.to_thread(taker.prepare)
     assert [each.getsockname() for each in taken] == [each.getsockname() for each in sockets]
     for each in (*taken, *sockets):
         each.close()
-    handover.close()
+    taker.close()
     await stopped(serving)
 
 
@@ -149,10 +150,10 @@ async def test_a_stranger_who_says_something_else_changes_nothing(tmp_path, boun
         stranger.connect(str(tmp_path / NAME))
         stranger.sendall(b"G")
         assert await asyncio.to_thread(stranger.recv, 1) == b""
-    handover = await connected(tmp_path)
-    for each in await asyncio.to_thread(handover.prepare):
+    taker = await connected(tmp_path)
+    for each in await asyncio.to_thread(taker.prepare):
         each.close()
-    handover.close()
+    taker.close()
     await stopped(serving)
     assert old.steps == ["resume", "resume", "prepare"]
 
@@ -160,3 +161,16 @@ async def test_a_stranger_who_says_something_else_changes_nothing(tmp_path, boun
 def test_where_nobody_offers_it_is_said(tmp_path):
     with pytest.raises(NetworkError, match="does not hand over"):
         Handover(tmp_path)
+
+
+async def test_the_old_one_goes_on_when_the_new_one_falls_asleep(tmp_path, bound, monkeypatch):
+    monkeypatch.setattr(handover, "LIMIT", 0.05)
+    old = Old(bound)
+    serving = old.offer(tmp_path)
+    sleeper = await connected(tmp_path)
+    for each in await asyncio.to_thread(sleeper.prepare):
+        each.close()
+    await asyncio.to_thread(sleeper.wait)  # it is let go of
+    sleeper.close()
+    assert old.steps == ["prepare", "resume"]
+    await stopped(serving)

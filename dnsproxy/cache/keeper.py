@@ -50,6 +50,9 @@ class Store(Protocol):
     def write(self, batch: Batch) -> None:
         """Write a batch in one transaction."""
 
+    def remember(self, key: str, value: bytes | None) -> None:
+        """Keep a value under a key; None forgets it."""
+
     def close(self) -> None:
         """Let go of it."""
 
@@ -82,6 +85,11 @@ class Keeper:
     async def load(self) -> State:
         """Return what is on disk."""
         return await self._in_thread(self._store.load)
+
+    async def remember(self, key: str, value: bytes | None) -> None:
+        """Keep a value under a key for another start, now; None forgets it. DnsproxyError if that fails."""
+        async with self._one:
+            await self._in_thread(self._store.remember, key, value)
 
     async def run(self) -> None:
         """Write every few seconds until cancelled."""
