@@ -641,9 +641,9 @@ class Exchange:
 
     def _timed_out(self, pending: Pending, now: float) -> Action:
         """End a query, and those of its followers whose time is over too; the next of them leads."""
-        followers = pending.followers or []
-        due = [each for each in followers if each.started + self._timeout <= now]
-        heirs = followers[len(due) :]  # they came in this order
+        followers, over = pending.followers or [], now - self._timeout
+        due = [each for each in followers if each.started <= over]  # in no order: heirs of others came late
+        heirs = [each for each in followers if each.started > over]
         pending.followers = due
         self.counts["timeouts"] += 1 + len(due)
         action = self._give_up(pending, TIMED_OUT, now)

@@ -79,8 +79,9 @@ async def _hand_over(
 ) -> bool:
     """Go through both steps; False if the other side went away, or fell asleep, before the second."""
     with suppress(OSError):  # TimeoutError is one
-        if await loop.sock_recv(peer, 1) != PREPARE:
-            return False
+        async with asyncio.timeout(LIMIT):
+            if await loop.sock_recv(peer, 1) != PREPARE:
+                return False
         _give(peer, await prepare())
         async with asyncio.timeout(LIMIT):
             if await loop.sock_recv(peer, 1) != TAKE:

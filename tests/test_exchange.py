@@ -789,6 +789,20 @@ def test_when_a_leaders_time_is_over_the_first_follower_leads_and_the_others_fol
     assert len(world.client) == 3
 
 
+def test_heirs_of_one_leader_that_join_another_lose_nobody_however_late_they_came():
+    """The servers are swapped in between, so that two leaders ask the same; none of them answers."""
+    world = World(servers=1)
+    world.ask("www.example.com", id=1, now=100.0)
+    world.ask("www.example.com", id=2, now=101.0)  # follows
+    world.exchange.set_routes(Routes(world.servers, {}))
+    world.ask("www.example.com", id=3, now=102.0)  # leads as well
+    world.ask("www.example.com", id=4, now=103.0)  # follows the second, before the heir of the first does
+    for tick in range(1, 200):
+        world.tick(100.0 + tick / 10)
+    assert sorted(reply.id for reply in world.replies()) == [1, 2, 3, 4]
+    assert world.exchange.flying == 0
+
+
 def test_followers_that_came_with_their_leader_time_out_with_it():
     world = World(servers=1, attempt=1.0, timeout=2.0)
     for _ in range(3):
