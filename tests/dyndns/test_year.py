@@ -160,6 +160,7 @@ class Year:
         self.world.wall_ahead += self.chance.choice((-1, 1)) * self.chance.choice((30, 7200, 86_400 * 30))
 
 
+@pytest.mark.timeout(3600)  # the whole year, in the deep profile
 @pytest.mark.parametrize("seed", range(2))
 def test_a_year(seed):
     """Never two requests within five minutes, none for nothing, the record right, no request after a halt.
