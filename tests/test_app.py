@@ -68,9 +68,9 @@ class Daemon:
         } | changes
         self.config.write_text(yaml.safe_dump(settings))
 
-    def start(self):
+    def start(self, *arguments):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(self.config)]
+        command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(self.config), *arguments]
         with self.log.open("w") as log, self.out.open("w") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
         self.said("ready")
@@ -281,6 +281,36 @@ def test_a_second_instance_with_the_same_state_says_what_to_do(daemon):
     assert f"another instance is running with the state in {daemon.folder / 'state'}" in done.stderr
     assert "--take-over" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_for_metrics_that_is_taken_is_one_message_and_no_start(daemon):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        daemon.write(
+            listen=[f"127.0.0.1:{free_port()}"], state={"directory": "other"}, admin={"socket": None},
+            metrics={"listen": f"127.0.0.1:{port}"},
+        )  # fmt: skip
+        done = second_instance(daemon)
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False)
+    assert f"127.0.0.1:{port}" in done.stderr.splitlines()[-1]
+
+
+def test_a_port_for_metrics_that_is_taken_takes_no_names_away_from_who_takes_over(daemon):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon.write(metrics={"listen": f"127.0.0.1:{taken.getsockname()[1]}"})
+        former, daemon.log = daemon.process, daemon.folder / "successor.log"
+        daemon.start("--take-over")
+        assert former.wait(20) == 0
+        assert daemon.said("cannot be served")["level"] == "warning"
+        assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+def test_a_fault_in_the_settings_leaves_the_former_instance_as_it_was(daemon):
+    (daemon.folder / "token").write_text("short")
+    daemon.write(admin={"socket": "admin.sock", "listen": "127.0.0.1:9", "token_file": "token"})
+    done = second_instance(daemon, "--take-over")
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
 
 
 def test_a_second_instance_on_the_same_port_says_who_may_hold_it(daemon):

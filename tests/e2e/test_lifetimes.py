@@ -17,7 +17,7 @@ import dns.message
 import dns.query
 import dns.rcode
 import pytest
-from sites import LEARNED, open_connection, site
+from sites import ENDPOINTS, LEARNED, POLICY, open_connection, site
 
 from dnsproxy.demo.lab import wait_for
 
@@ -134,17 +134,17 @@ def test_a_connection_outlives_the_limit_of_addresses_per_name(place):
     place.start()
     with ExitStack() as stack:
         assert ask(place, "rotate.open.test") == set(POOL)
-        address = POOL[0]
+        address = POOL[0]  # of equal leases the lowest addresses make room
         ours, theirs = connected(place, address, stack)
         wait_for(lambda: len(place.zombies()) == len(POOL) - 4, 20, "the limit to make zombies")
-        keeps = set(place.zombies())
+        assert set(place.zombies()) == set(POOL[:4])
         place.look(3)
         passes(ours, theirs)
-        assert address in place.addresses()
-        if address in keeps:  # which four stay in the cache is not ours to say
-            assert place.zombies()[address]["state"] == "live"
+        assert place.zombies()[address]["state"] == "live"
+        assert place.addresses() == set(POOL), "siblings of a live one stay, too"
     place.look(2)
-    wait_for(lambda: len(place.addresses()) <= 4, 20, "what is idle to leave the set")
+    wait_for(lambda: place.addresses() == set(POOL[4:]), 20, "what is idle to leave the set")
+    refused(place, address)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "without its state"])
@@ -182,16 +182,30 @@ def test_what_was_learned_just_before_a_crash_is_open_after_it(place):
         open_connection(place.client, address).close()
 
 
-def test_a_policy_that_is_gone_closes_at_once_and_an_endpoint_that_is_gone_takes_its_own(place):
+def test_what_no_policy_grants_any_more_closes_at_once_whatever_uses_it(place):
     with ExitStack() as stack:
         (address,) = ask(place, "one.open.test")
         connected(place, address, stack)
         is_zombie(place, address)
-        (place.policies / "policy.yaml").write_text(
-            "apiVersion: dnsproxy/v1\nkind: EgressPolicy\nmetadata: {name: test}\n"
-            "spec: {endpointSelector: {matchLabels: {app: test}}, allow: ['pool0.open.test:443/TCP']}\n"
-        )
-        wait_for(lambda: address not in place.addresses(), 20, "the address to leave the set")
+        (place.policies / "policy.yaml").write_text(POLICY.replace("*.open.test", "pool0.open.test"))
+        place.admin("POST", "/v1/reload")
+        wait_for(lambda: address not in place.addresses(), 2, "the address to leave the set")
+        refused(place, address)
+
+
+def test_an_endpoint_that_is_gone_takes_what_only_it_contributed(place):
+    query = dns.message.make_query("one.open.test", "A")
+    for client, server in ((place.client, PROXY), (place.other, "10.2.0.1")):
+        client.call(partial(dns.query.udp, query, server, timeout=5))
+    (address,) = place.addresses()
+    assert place.addresses("ep.default.other.port4") == {address}
+    gone = ENDPOINTS.partition("---")[2]  # the other one's document alone
+    (place.policies / "endpoints.yaml").write_text(gone)
+    place.admin("POST", "/v1/reload")
+    wait_for(lambda: not place.addresses(), 2, "the set of the endpoint that is gone to be empty")
+    assert place.addresses("ep.default.other.port4") == {address}
+    rows = place.admin("GET", "/v1/lookups?source=global")
+    assert [row["fqdn"] for row in rows] == ["one.open.test."]
 
 
 def test_forced_expiry_spares_what_is_in_use_and_says_what_goes(place):
