@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ class Year:
         self.world = World()
         self.spec = {"families": "[ipv4, ipv6]", "interval": self.interval}
         self.world.home.ipv6 = V6
+        self.world.provider.late = 0.4
         self.password = PASSWORD
         self.task = None
         self.number = 0
@@ -51,13 +51,13 @@ class Year:
         end = self.world.now() + self.days * 86_400
         steps = [
             (30, self.new_address), (5, self.new_prefix), (8, self.echo_fails), (6, self.provider_fails),
-            (8, self.restart), (4, self.kill), (3, self.reboot), (5, self.leap), (3, self.rotate),
-            (3, self.slow), (2, self.refuse), (4, self.flap),
+            (8, self.restart), (10, self.kill), (3, self.reboot), (5, self.leap), (3, self.rotate),
+            (8, self.slow), (2, self.refuse), (4, self.flap),
         ]  # fmt: skip
         kinds = [step for weight, step in steps for _ in range(weight)]
         while self.world.now() < end:
             await self.chance.choice(kinds)()
-            await self.calm(self.chance.choice((0.1, 2, 20, 6 * 60, 24 * 60)))
+            await self.calm(self.chance.choice((0.1, 2, 20, 60, 12 * 60)))
         await kill(self.task)
 
     async def calm(self, length: float):
@@ -70,7 +70,8 @@ class Year:
         return self.world.status().held_reason is not None
 
     def healthy(self) -> bool:
-        return self.world.home.ipv4 is not None and self.world.provider.out is None
+        home = self.world.home
+        return None not in (home.ipv4, home.ipv6) and self.world.provider.out is None
 
     def right(self) -> bool:
         wanted = (self.world.home.ipv4, self.world.home.ipv6)
@@ -92,24 +93,32 @@ class Year:
         await minutes(self.chance.choice((0.5, 4, 6)))
         self.world.home.ipv4 = first
 
+    async def there_and_back(self, length: float):
+        """A new address, and in half of all cases the old one again when the trouble is over."""
+        first = self.world.home.ipv4
+        await self.new_address()
+        await minutes(length)
+        if self.chance.random() < 0.5:
+            self.world.home.ipv4 = first
+
     async def echo_fails(self):
-        before, self.world.home.ipv4 = self.world.home.ipv4, None
+        home, before = self.world.home, (self.world.home.ipv4, self.world.home.ipv6)
+        home.ipv4, home.ipv6 = self.chance.choice(((None, None), (None, before[1]), (before[0], None)))
         await minutes(self.chance.choice((1, 30, 600)))
-        self.world.home.ipv4 = before
+        home.ipv4, home.ipv6 = before
 
     async def provider_fails(self):
         self.world.provider.out = self.chance.choice(
             [code for code in Code if RULES[code].kind in (Kind.UNKNOWN, Kind.SERVER, Kind.BLOCKED)]
         )
-        await minutes(self.chance.choice((5, 60, 600)))
+        await self.there_and_back(self.chance.choice((5, 60, 600)))
         self.world.provider.out = None
 
     async def slow(self):
         """Requests that are acted on, but only after everybody has lost patience."""
         self.world.provider.late = 400.0
-        await self.new_address()
-        await minutes(30)
-        self.world.provider.late = 0.0
+        await self.there_and_back(self.chance.choice((8, 30)))
+        self.world.provider.late = 0.4
 
     async def refuse(self):
         """A password that is wrong for a while: one request, and none until it is mended."""
@@ -144,9 +153,9 @@ class Year:
 
     async def kill(self):
         """End the process at any moment around a change."""
-        await self.new_address()
+        await minutes(6)  # so that the change is published at once
         self.world.sync.look_again()
-        await asyncio.sleep(self.chance.random() * 2)
+        await self.there_and_back(self.chance.random() * 2 / 60)
         await self.restart()
 
     async def reboot(self):
@@ -173,3 +182,4 @@ def test_a_year(seed):
     assert len(requests) > 50
     assert min(gaps([at for at, *_ in requests])) >= 300
     assert year.world.provider.useless == []
+    assert all(myip.count(",") == 1 for _, _, myip in requests)  # never half a set
