@@ -107,6 +107,7 @@ class FakeSets:
     trouble: Callable[[Sequence[Element], Sequence[Element]], Exception | None] = lambda deletes, adds: None
     late_trouble: Callable[[], Exception | None] = lambda: None
     kernel: dict[SetSpec, dict[bytes, str]] = field(default_factory=dict)
+    enforces: bool = True
     sizes: dict[SetSpec, int] = field(default_factory=dict)
     unfit: dict[SetSpec, SetError] = field(default_factory=dict)
     rights: bool = True

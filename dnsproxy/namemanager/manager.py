@@ -92,6 +92,8 @@ log = structlog.get_logger()
 class Sets(Protocol):
     """The sets, wherever they are. Every call may raise SetError, RightsError, KernelError or OSError."""
 
+    enforces: bool  # False: changes are only shown
+
     async def ensure(self, specs: Collection[SetSpec]) -> None:
         """Create what is missing of our tables and sets; check the shape of all."""
 

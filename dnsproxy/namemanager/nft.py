@@ -142,6 +142,8 @@ class NftSets:
     CAP_NET_ADMIN, KernelError without nf_tables; the constructor already may raise the last two.
     """
 
+    enforces: bool = True
+
     def __init__(self) -> None:
         self._events = _event_socket()
         self._connection = _Connection()

@@ -24,6 +24,8 @@ class ShowSets:
     Elements that are added twice or deleted without being there are no change, and not shown.
     """
 
+    enforces: bool = False
+
     def __init__(self, write: Callable[[str], None] = print) -> None:
         self._write = write
         self._sets: dict[SetSpec, dict[bytes, str]] = {}
