@@ -92,9 +92,9 @@ class Record:
             self._wake.clear()
             try:
                 upcoming = await self._pass()
+                await self._store()
             except Exception as error:  # a fault of ours in one record ends no other
                 upcoming = self._broken(error)
-            await self._store()
 
     async def _sleep(self, until: float) -> None:
         """Sleep until then, until woken, or until the wall clock says that the whole machine has slept."""

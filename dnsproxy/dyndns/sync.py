@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import structlog
 
 from dnsproxy.dyndns import plan
-from dnsproxy.dyndns.plan import Clock, State
+from dnsproxy.dyndns.plan import Clock, Phase, State
 from dnsproxy.dyndns.record import PATIENCE, Record
 from dnsproxy.dyndns.status import DomainStatus, Event, View, status
 from dnsproxy.errors import DnsproxyError
@@ -151,8 +151,11 @@ class Sync:
 
     def problems(self) -> list[str]:
         """Return a sentence for each record that is not as it shall be."""
-        found = [(view.domain.title, shown) for view, shown in self.views() if shown.last_result is False]
-        return [f"{title}: {shown.phase}: {shown.message or 'no change yet'}" for title, shown in found]
+        return [
+            f"{view.domain.title}: {view.phase.value}: {shown.message or 'see its events'}"
+            for view, shown in self.views()
+            if shown.last_result is False and view.phase is not Phase.SPACED
+        ]
 
     async def run(self) -> None:
         """Keep the records until cancelled."""
@@ -186,8 +189,8 @@ class Sync:
             return False
         try:
             await self._memory.remember(PREFIX + hostname, row)
-        except DnsproxyError as error:
-            self._complain(str(error))
+        except Exception as error:  # whatever keeps it from the disk, the record goes on
+            self._complain(str(error) or type(error).__name__)
             return False
         self.problem = None
         return True
@@ -209,8 +212,8 @@ class Sync:
             return
         try:
             loaded = await self._memory.load()
-        except DnsproxyError as error:
-            self._complain(str(error))
+        except Exception as error:
+            self._complain(str(error) or type(error).__name__)
             return
         self._rows = {key: row for key, row in loaded.items() if key.startswith(PREFIX)}
         self._loaded = True
@@ -219,7 +222,7 @@ class Sync:
             gone = key.removeprefix(PREFIX) not in self._wanted
             if gone and plan.is_outdated(plan.from_row(row, clock), clock.now):
                 del self._rows[key]
-                with suppress(DnsproxyError):
+                with suppress(Exception):
                     await self._memory.remember(key, None)
 
     def _state(self, hostname: str) -> State:
@@ -234,6 +237,7 @@ class Sync:
         gone = [self._tasks.pop(name) for name in list(self._tasks) if name not in wanted]
         for task in gone:
             task.cancel()
+            log.info("a record is kept no longer; at the provider it stays as it is", task=task.get_name())
         if gone:
             await asyncio.wait(gone)
         self._records = {name: record for name, record in self._records.items() if name in wanted}

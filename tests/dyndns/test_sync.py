@@ -151,6 +151,22 @@ async def test_killed_between_sending_and_storing_there_is_no_resend_at_once():
         assert len(world.sent()) == 2
 
 
+@virtual
+async def test_a_memory_that_breaks_in_its_own_way_ends_nothing():
+    world = World()
+    async with world.running(domain("a"), domain("b")):
+        await minutes(6)
+
+        async def remember(key, value):
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+        world.disk.remember = remember
+        world.home.ipv4 = OTHER
+        await minutes(6)
+        assert world.sync.problem == "cannot schedule new futures after shutdown"
+    assert world.sent() == [V4, V4, OTHER, OTHER]
+
+
 @pytest.mark.parametrize("disk", [None, Disk(broken=True)])
 @virtual
 async def test_where_nothing_can_be_stored_restarts_still_cannot_become_a_storm(disk):
