@@ -438,12 +438,16 @@ _MODELS: Final[Mapping[str, tuple[str, type[DomainDocument | SecretDocument]]]] 
     "Secret": ("v1", SecretDocument),
 }
 
+_WORDS: Final = (GROUP, *_MODELS)  # a text without them is none of ours, however broken and large it is
+
 
 def load(texts: Iterable[tuple[str, str]]) -> Documents:
     """Return the domains in some (file, text); DocumentError has every fault of all."""
     problems: list[Problem] = []
     objects: list[_Object] = []
     for file, text in texts:
+        if not any(word in text for word in _WORDS):
+            continue
         try:
             documents = [part for document in parse(text, file) for part in _flat(document)]
         except DocumentError as error:

@@ -254,7 +254,11 @@ def test_lists_are_written_out():
 
 
 def test_all_faults_of_all_texts_come_at_once():
-    assert len(faults(domain(interval=1), "a: [", domain("b", enabled="3"))) == 3
+    assert len(faults(domain(interval=1), "kind: Domain\na: [", domain("b", enabled="3"))) == 3
+
+
+def test_a_broken_text_of_others_breaks_nothing_of_ours():
+    assert len(load([("policy.yaml", "kind: EgressPolicy\na: ["), ("d.yaml", domain())]).domains) == 1
 
 
 def test_nothing_that_is_loaded_shows_the_password():
