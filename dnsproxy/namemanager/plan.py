@@ -42,6 +42,7 @@ is being written, somebody may take away the first.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -76,6 +77,7 @@ KEYS: Final = 2_000  # keys that one step compares, one to two milliseconds
 ELEMENTS: Final = 4_096  # that one answer may ask for, three milliseconds
 ADDRESSES: Final = 1_024  # that one answer may teach, three milliseconds
 OPEN: Final = 100_000  # addresses in all of Grants.open, some 15 MB; beyond it, all are looked at anew
+UNLEARNED: Final = 1_000  # addresses that are remembered as answered and not learned
 TEMPLATES: Final = 512  # Grants objects whose slots one endpoint remembers; a policy forgets them, too
 
 Content: TypeAlias = "dict[SetSpec, dict[bytes, str]]"  # set -> key -> name
@@ -172,7 +174,8 @@ class Plan:
     `epoch` grows with every doubt: what was asked of the kernel in an older one may be outdated. `applied`
     counts, `doubted` was there once and may be there still; no element is in both. `cut` counts addresses
     and CNAME targets that were left out of answers that would open too much, `cut_of` is the last such
-    answer: the endpoint's key and the name.
+    answer: the endpoint's key and the name. `unlearned` are the last addresses that nothing permitted to be
+    learned, by endpoint and address: when, and of which name.
     """
 
     def __init__(
@@ -191,6 +194,7 @@ class Plan:
         self.epoch = 0
         self.cut = 0
         self.cut_of = ("", b"")
+        self.unlearned: OrderedDict[tuple[str, bytes], tuple[float, bytes]] = OrderedDict()
         self.places: dict[str, Place] = {}
         self._claimed: dict[SetSpec, set[tuple[bytes, str]]] = {}
         self._left_over: dict[SetSpec, None] = {}  # sets of an earlier process, until they are read
@@ -329,6 +333,8 @@ class Plan:
     ) -> bool:
         """Judge each address, learn what may be learned; tell whether all that it opens is applied."""
         learned = self._learnable(grants, addresses)
+        if len(learned) < len(addresses):
+            self._pass_over(place.key, name, set(addresses).difference(learned), now)
         if not learned:
             return True
         self._extend(place.key, name, learned, ttl, now)
@@ -337,6 +343,14 @@ class Plan:
         if not grants.grants:
             return True
         return all(self._is_applied(place, grants, address) for address in learned)
+
+    def _pass_over(self, key: str, name: bytes, addresses: Iterable[bytes], now: float) -> None:
+        """Note what is not learned, for people who ask why."""
+        for address in addresses:
+            self.unlearned.pop((key, address), None)
+            self.unlearned[key, address] = (now, name)
+            if len(self.unlearned) > UNLEARNED:
+                self.unlearned.popitem(last=False)
 
     def _is_applied(self, place: Place, grants: Grants, address: bytes) -> bool:
         """Tell whether all that an address opens is applied, and if so, note it as open."""
