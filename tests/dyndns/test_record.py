@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from base64 import b64encode
 from dataclasses import replace
 from urllib.parse import quote
@@ -49,6 +50,21 @@ async def test_a_record_is_published_once_and_then_only_when_it_changes():
         "DynDnsUpdateCompleted", "DynDnsUpdateSkipped",
         "IpAddressChanged", "DynDnsUpdateCompleted", "DynDnsUpdateSkipped",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@virtual
+async def test_the_record_is_right_within_one_interval_of_every_change(seed):
+    world, chance = World(), random.Random(seed)
+    async with world.running(domain(), chance=chance.random):
+        await minutes(1)
+        for number in range(100):
+            world.home.ipv4 = f"93.184.217.{number}"
+            await asyncio.sleep(300 + 2)  # the search and the request take a second
+            assert world.provider.records["www.example.de"] == (world.home.ipv4,)
+            await asyncio.sleep(chance.random() * chance.choice((1, 600)))
+        assert len(world.sent()) == 101
+        assert min(gaps(world.times())) >= 300
 
 
 @virtual
