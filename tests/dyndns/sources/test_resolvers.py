@@ -38,8 +38,10 @@ async def server(play, host="127.0.0.1", port=0):
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.create_datagram_endpoint(lambda: Server(play), local_addr=(host, port))
     protocol.port = transport.get_extra_info("sockname")[1]
-    yield protocol
-    transport.close()
+    try:
+        yield protocol
+    finally:
+        transport.close()
 
 
 def answer(query, *records, change=lambda reply: None):
