@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from time import CLOCK_MONOTONIC, clock_gettime_ns
+from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
 from typing import TYPE_CHECKING
 
 import structlog
@@ -56,6 +56,7 @@ class Reloader:
         self.config = config
         self.faults: dict[str, str] = {}  # in files that are not in force, by what was read
         self.succeeded = True  # the last one
+        self.ended_at = monotonic()  # the last one; the first was the start
         self._path = path
         self._upstream = upstream
         self._enforce = enforce
@@ -96,6 +97,7 @@ class Reloader:
         notify("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
         for kind in kinds:
             await self._reload(kind)
+        self.ended_at = monotonic()
         notify("READY=1")
 
     async def _reload(self, kind: str) -> None:

@@ -71,6 +71,7 @@ class World:
     faults: dict[str, str] = field(default_factory=dict)
     listening: tuple[str, ...] = ("127.0.0.1:53",)
     reloads: int = 0
+    reloaded_well: bool = True
     unreadable: str = ""
 
     def __post_init__(self) -> None:
@@ -103,6 +104,7 @@ class World:
             faults=lambda: self.faults,
             restored=lambda: True,
             reload=self.reload,
+            reloaded=lambda: (self.reloaded_well, 999.0),
             tracker=self.tracker,
             store=lambda: {"age": 2.5, "batches": 3, "problem": None},
             clock=self.clock,

@@ -121,11 +121,13 @@ async def _lookups(call: Call) -> Answer:
 
 
 async def _clean(call: Call) -> Answer:
-    state, chosen, endpoint = call.state, views.Chosen(call.query.matchpattern), call.endpoint
+    state, endpoint, connections = call.state, call.endpoint, call.query.connections == "true"
+    chosen = views.Chosen(call.query.matchpattern, busy=connections)
     if call.query.dry_run == "true":
         return paced(views.lookups(state, chosen, endpoint=endpoint))
     pairs = 0
-    for left in state.plan.caches.expire(chosen.name, state.clock(), state.keys(endpoint)):
+    keys = state.keys(endpoint)
+    for left in state.plan.caches.expire(chosen.name, state.clock(), keys, connections=connections):
         pairs += left
         await asyncio.sleep(0)
     state.manager.collect_soon()
@@ -151,7 +153,10 @@ async def _why(call: Call) -> Answer:
     try:
         address = addresses.from_text(text)
     except ValueError:
-        raise ApiError(400, f"{text!r} is not an IP address, such as 192.0.2.1 or 2001:db8::1") from None
+        hint = "`dnsproxy cache list -p NAME` shows a name"
+        raise ApiError(
+            400, f"{text!r} is not an IP address, such as 192.0.2.1 or 2001:db8::1; {hint}"
+        ) from None
     return await _last(why(call.state, address, call.endpoint))
 
 
@@ -185,9 +190,10 @@ async def _verify(call: Call) -> Answer:
 async def _verified(state: State, endpoint: str | None) -> AsyncGenerator[list[Row], None]:
     for spec, owner in views.specs(state, endpoint):
         try:
-            yield [await _compared(state, spec, owner)]
+            row = await _compared(state, spec, owner)
         except (DnsproxyError, OSError) as error:
-            yield [views.unread(spec, owner, len(state.plan.applied.get(spec, ())), str(error))]
+            row = views.unread(spec, owner, len(state.plan.applied.get(spec, ())), str(error))
+        yield [{**row, "enforced": state.sets.enforces}]
 
 
 async def _compared(state: State, spec: SetSpec, owner: str) -> Row:
@@ -268,7 +274,7 @@ async def _live(_: Call) -> Answer:
 
 async def _ready(call: Call) -> Answer:
     failing = views.failing(call.state)
-    row = {"status": "failing" if failing else "ok", "failing": failing}
+    row = {"status": "failing" if failing else "ok", "failing": failing, "notes": views.notes(call.state)}
     return web.json_response(row, status=503 if failing else 200)
 
 

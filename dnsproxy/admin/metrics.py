@@ -5,7 +5,11 @@ Where the meaning is that of one of Cilium's metrics, the name is Cilium's behin
 packets. Series per endpoint are made only if they are asked for.
 
 `proxy_upstream_reply_seconds` has the label `scope` as in Cilium: `upstreamTime` from the query to the usable
-answer, `dataplaneTime` what an answer waited for the kernel.
+answer, `dataplaneTime` what an answer waited for the kernel. Cilium's label `error` is not there, which is
+the same as its being empty: only usable answers are timed; what never came is in `queries_timeouts_total`.
+
+`policy_l7_total` counts requests and responses alike, as Cilium does: each as received and as what became of
+it. `parse_errors` are queries that cannot be read, and responses that we had to make because none came.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from dnsproxy.histogram import Histogram
 
 PREFIX: Final = "dnsproxy_"
-ENFORCING: Final = ("starting", "enforcing", "not enforcing")
+STATES: Final = ("starting", views.ENFORCING, "not enforcing", views.ONLY_SHOWN)
 
 QUERIES: Final = {  # what `Exchange.counts` counts
     "queries": "messages that came to be answered",
@@ -78,7 +82,7 @@ class Reader(Source):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, with its value of now."""
         state = self._state
-        manager = state.manager.status()
+        manager = views.of_sets(state)
         yield _gauge("build_info", "constant 1, with the version", [({"version": state.version}, 1)])
         yield from _queries(state)
         yield from _caches(state)
@@ -95,14 +99,14 @@ def _queries(state: State) -> Iterator[Metric]:
         name = "queries_total" if key == "queries" else f"queries_{key}_total"
         yield _counter(name, QUERIES.get(key, key), [({}, value)])
     verdicts = {
-        "received": counts["queries"] - counts["malformed"],
-        "forwarded": counts["forwarded"] + counts.get("joined", 0),
+        "received": counts["queries"] + counts["answers"] + counts["failures"],
+        "forwarded": counts["forwarded"] + counts["joined"] + counts["answers"],
         "denied": counts["denied"] + counts["strangers"],
-        "parse_errors": counts["malformed"],
+        "parse_errors": counts["malformed"] + counts["failures"],
     }
     yield _counter(
         "policy_l7_total",
-        "queries by what policy made of them",
+        "requests and responses, by what became of them",
         [({"rule": rule, "proxy_type": "fqdn"}, value) for rule, value in verdicts.items()],
     )
     yield _gauge("queries_in_flight", "queries waiting for upstream", [({}, state.exchange.flying)])
@@ -138,26 +142,24 @@ def _caches(state: State) -> Iterator[Metric]:
     )
     deleted = state.collector.names_deleted
     yield _counter("fqdn_gc_deletions_total", "names that lost addresses in a collection", [({}, deleted)])
-    zombies = caches.zombies.values()
-    yield _gauge("zombies", "addresses past their lease", [({}, sum(map(len, zombies)))])
+    zombies = sum(map(len, caches.zombies.values()))
+    yield _gauge("zombies", "addresses past their lease", [({}, zombies)])
+    idle, live = caches.evicted()
     yield _counter(
         "zombies_evicted_total",
         "addresses past their lease that made room, by whether the last pass saw a connection",
-        [
-            ({"live": "no"}, sum(each.evicted - each.evicted_live for each in zombies)),
-            ({"live": "yes"}, sum(each.evicted_live for each in zombies)),
-        ],
+        [({"live": "no"}, idle), ({"live": "yes"}, live)],
     )
 
 
 def _sets(manager: Mapping[str, Any]) -> Iterator[Metric]:
-    states = [({"state": each}, int(each == manager["state"])) for each in ENFORCING]
+    states = [({"state": each}, int(each == manager["state"])) for each in STATES]
     yield _gauge("sets_state", "1 for the state that the sets are in", states)
     yield _gauge("sets_failing", "sets that cannot be filled", [({}, len(manager["failing"]))])
     yield _gauge("sets_elements", "elements that the kernel has acknowledged", [({}, manager["applied"])])
     yield _gauge("sets_doubted", "elements that may be there and do not count", [({}, manager["doubted"])])
     for key, help_ in {
-        "not_learned": "addresses of answers with too many of them",
+        "not_learned": "addresses and CNAME targets of answers with too many of them",
         "batches": "transactions",
         "elements": "elements written or deleted",
         "repairs": "repairs",
@@ -193,7 +195,10 @@ def _passes(state: State) -> Iterator[Metric]:
 def _upkeep(state: State) -> Iterator[Metric]:
     faults = len(state.faults())
     yield _gauge("reload_faults", "files that are not in force because they have faults", [({}, faults)])
-    yield _gauge("reload_success", "whether all files are in force", [({}, int(not faults))])
+    succeeded, ended_at = state.reloaded()
+    yield _gauge("reload_success", "whether the last reload succeeded", [({}, int(succeeded))])
+    at = ended_at + state.ahead()
+    yield _gauge("reload_timestamp_seconds", "when the last reload ended, or the start", [({}, at)])
     yield _gauge(
         "policy_notes", "parts of documents that are not enforced", [({}, len(state.plan.policy.notes))]
     )
@@ -222,8 +227,13 @@ def _endpoints(state: State) -> Iterator[Metric]:
     )
     yield _gauge(
         "fqdn_alive_zombie_connections",
-        "addresses past their lease that are kept for an endpoint",
-        [({"endpoint": key}, len(each)) for key, each in caches.zombies.items()],
+        "addresses past their lease whose connections were not over at the last collection",
+        [({"endpoint": key}, each.alive) for key, each in caches.zombies.items()],
+    )
+    yield _counter(
+        "endpoint_zombies_evicted_total",
+        "addresses past their lease that made room, of an endpoint",
+        [({"endpoint": key}, each.evicted) for key, each in caches.zombies.items()],
     )
     yield _gauge(
         "set_elements",

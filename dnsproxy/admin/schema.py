@@ -81,11 +81,18 @@ class LookupsQuery(EndpointQuery):
 
 
 class CleanQuery(EndpointQuery):
-    """What to force out; `dry-run` lists it and does nothing."""
+    """What to force out; `dry-run` lists it and does nothing.
+
+    Leases end. An address past its lease stays while connections may use it, unless `connections` are to be
+    cut as well.
+    """
 
     matchpattern: Pattern
     dry_run: Annotated[
         Literal["true", "false"], Field(description="list what would go, and leave it alone")
+    ] = "false"
+    connections: Annotated[
+        Literal["true", "false"], Field(description="also take addresses away that connections may use")
     ] = "false"
 
 
@@ -112,8 +119,15 @@ class Error(Model):
     faults: list[str] | None = None
 
 
+Connection = Literal["idle", "new", "recent", "live", "unobserved"]
+
+
 class Lookup(Model):
-    """A lookup with the addresses that it serves; or (`connection`) one address that a connection keeps."""
+    """A lookup with the addresses that it serves; or (`connection`) one address that a connection keeps.
+
+    `connection` is the state of that, null for a lookup. Of a connection, `expiration-time` is when it is
+    looked for next, or the end where connections cannot be seen (`unobserved`).
+    """
 
     endpoint_id: str
     source: Literal["lookup", "connection", "global"]
@@ -122,6 +136,7 @@ class Lookup(Model):
     lookup_time: Time
     expiration_time: Time
     ips: list[str]
+    connection: Connection | None
 
 
 class Cleaned(Model):
@@ -196,11 +211,15 @@ class Selector(Model):
 
 
 class SetBase(Model):
-    """A set; `endpoint-id` is empty for one that rules name or that is the user's."""
+    """A set; `endpoint-id` is empty for one that rules name or that is the user's.
+
+    One that is not `enforced` is only shown, and does not exist in the kernel.
+    """
 
     set: str
     endpoint_id: str
     ours: bool
+    enforced: bool
 
 
 class SetRow(SetBase):
@@ -241,15 +260,19 @@ class Resynced(Model):
 
 
 class Zombie(Model):
-    """An address past its lease. `names` are the first of `names-total`; the serials are those of passes."""
+    """An address past its lease. `names` are the first of `names-total`; the serials are those of passes.
+
+    `expiration-time` is when its connections are looked for next, or its end where they cannot be seen.
+    """
 
     endpoint_id: str
     ip: str
     names: list[str]
     names_total: Count
-    state: Literal["idle", "new", "recent", "live"]
+    state: Connection
     alive_at: Time
     delete_pending_at: Time
+    expiration_time: Time
     since_pass: Count
     seen_pass: Count
 
@@ -268,6 +291,13 @@ class Departed(Model):
     at: Time
     names: list[str]
     cause: str
+
+
+class Unlearned(Model):
+    """An answer with the address, which nothing permitted to be learned."""
+
+    fqdn: str
+    at: Time
 
 
 class WhyLookup(Model):
@@ -291,6 +321,7 @@ class WhyEndpoint(Model):
     zombie: Zombie | None
     elements: list[Element]
     departed: Departed | None
+    not_learned: Unlearned | None
 
 
 class Why(Model):
@@ -358,12 +389,19 @@ class Events(Model):
     subscribers: Count
 
 
+class Reload(Model):
+    """The last reload, or the start."""
+
+    succeeded: bool
+    at: Time
+
+
 class Status(Model):
     """The whole state."""
 
     version: str
     pid: Count
-    state: Literal["starting", "enforcing", "not enforcing"]
+    state: Literal["starting", "enforcing", "not enforcing", "shown, not enforced"]
     problem: str | None
     started_at: Time
     listen: list[str]
@@ -379,6 +417,7 @@ class Status(Model):
     store: dict[str, Any] | None
     upstreams: list[Upstream]
     faults: dict[str, str]
+    reload: Reload
     events: Events
 
 
@@ -400,6 +439,7 @@ class Ready(Model):
 
     status: Literal["ok", "failing"]
     failing: list[Part]
+    notes: Annotated[list[str], Field(description="what to know although it is ready")]
 
 
 class Document(BaseModel):

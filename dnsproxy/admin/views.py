@@ -18,7 +18,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dnsproxy import addresses, names, times
-from dnsproxy.namemanager.elements import PROTOCOLS, address_of, key_text
+from dnsproxy.namemanager.elements import address_of, key_text, port_text, ports_text
 from dnsproxy.servers import FAILURES
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ SHOWN: Final = 10  # units that a row's name or address costs; one that is passe
 KEYS: Final = 4_000  # keys of a set compared in one step, less than a millisecond
 WISHES: Final = 100  # elements of which it is worked out whether they are wanted, in one step
 SHORT: Final = 100  # entries of a list inside a row; its length is told beside it
+ENFORCING: Final = "enforcing"
+ONLY_SHOWN: Final = "shown, not enforced"  # the state of sets that exist nowhere
 EXAMPLES: Final = 10  # elements that a comparison names
 
 Row: TypeAlias = dict[str, Any]
@@ -55,10 +57,10 @@ Steps: TypeAlias = "Generator[list[Row], None, None]"
 class State:
     """What there is to see: live objects, or callables that are asked each time.
 
-    `reload` returns the faults that kept it from happening, none if it happened; `faults` are those of files
-    that are not in force; `listening` the addresses that are served; `restored` tells that what the last
-    process knew is back; `store` gives the state of what is written to disk. `clock` is that of everything in
-    memory, `wall` gives seconds since 1970.
+    `reload` returns the faults that kept it from happening, none if it happened; `reloaded` tells whether the
+    last one succeeded, and when it ended; `faults` are those of files that are not in force; `listening` the
+    addresses that are served; `restored` tells that what the last process knew is back; `store` gives the
+    state of what is written to disk. `clock` is that of all in memory, `wall` gives seconds since 1970.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class State:
     faults: Callable[[], Mapping[str, str]]
     restored: Callable[[], bool]
     reload: Callable[[], Awaitable[Sequence[str]]]
+    reloaded: Callable[[], tuple[bool, float]]
     store: Callable[[], Mapping[str, Any] | None]
     clock: Callable[[], float]
     wall: Callable[[], float]
@@ -95,10 +98,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which names and addresses a listing is about; None: all."""
+    """Which names and addresses a listing is about; None: all. `busy`: also what connections may use."""
 
     pattern: Pattern | None = None
     cidr: Network | None = None
+    busy: bool = True
 
     def name(self, name: bytes) -> bool:
         """Tell whether a wire name is meant. `*` means every name, whatever its bytes."""
@@ -212,16 +216,17 @@ def _lookup(key: str, source: str, name: str, record: Record, ahead: float) -> R
         "lookup-time": moment(record.lookup.looked_up, ahead),
         "expiration-time": moment(record.lookup.expiry, ahead),
         "ips": [addresses.to_text(address) for address in record.addresses],
+        "connection": None,
     }
 
 
 def _connections(key: str, zombies: Zombies, chosen: Chosen, ahead: float) -> Iterator[tuple[int, list[Row]]]:
-    until = moment(zombies.passes.next_at, ahead)
     for zombie in zombies:
-        if not chosen.address(zombie.address):
+        if not chosen.address(zombie.address) or (zombies.busy(zombie) and not chosen.busy):
             yield 1, []
             continue
         address, alive_at = addresses.to_text(zombie.address), moment(zombie.alive_at, ahead)
+        until, seen = moment(zombies.until(zombie), ahead), seen_state(zombies, zombie)
         for name in list(zombie.names):
             if not chosen.name(name):
                 yield 1, []
@@ -234,6 +239,7 @@ def _connections(key: str, zombies: Zombies, chosen: Chosen, ahead: float) -> It
                 "lookup-time": alive_at,
                 "expiration-time": until,
                 "ips": [address],
+                "connection": seen,
             }
             yield 2 * SHOWN, [row]
 
@@ -259,12 +265,18 @@ def zombie(key: str, zombies: Zombies, each: Zombie, ahead: float) -> Row:
         "ip": addresses.to_text(each.address),
         "names": short(each.names),
         "names-total": len(each.names),
-        "state": zombies.state(each),
+        "state": seen_state(zombies, each),
         "alive-at": moment(each.alive_at, ahead),
         "delete-pending-at": moment(each.pending_at, ahead),
+        "expiration-time": moment(zombies.until(each), ahead),
         "since-pass": each.since,
         "seen-pass": each.marked,
     }
+
+
+def seen_state(zombies: Zombies, each: Zombie) -> str:
+    """Return what the passes say of a zombie's connection, if there are any passes."""
+    return zombies.state(each) if zombies.passes.observing else "unobserved"
 
 
 def short(wire: Iterable[bytes]) -> list[str]:
@@ -365,12 +377,12 @@ def rules(state: State, endpoint: str | None = None) -> Steps:
 def _rules(statement: Statement, endpoints: int) -> Iterator[Row]:
     for asking in statement.askings:
         for rule in _asked(asking):
-            ports = None if asking.ports is None else [_range(*each) for each in asking.ports]
+            ports = None if asking.ports is None else [port_text(*each) for each in asking.ports]
             yield {**_rule(rule, "resolve"), "ports": ports, "endpoints": endpoints}
     for _, grant in statement.connects:
         yield {**granted(grant), "endpoints": endpoints}
     for denial in statement.denials:
-        ports = [_range(*each) for each in denial.ports]
+        ports = [port_text(*each) for each in denial.ports]
         yield {**_rule(denial.rule, "deny"), "ports": ports, "endpoints": endpoints}
 
 
@@ -394,15 +406,9 @@ def _rule(rule: Rule, kind: str) -> Row:
 
 def granted(grant: Grant) -> Row:
     """Return one connect rule with what it opens."""
-    ports = None
-    if grant.ports is not None:
-        ports = [_range(number, port, port) for port, number in sorted((p, n) for n, p in grant.ports)]
+    ports = None if grant.ports is None else ports_text(grant.ports)
     cidrs = [str(network) for network in grant.cidrs]
     return {**_rule(grant.rule, "connect"), "ports": ports, "sets": list(grant.sets), "cidrs": cidrs}
-
-
-def _range(protocol: int, first: int, last: int) -> str:
-    return f"{first}{'' if first == last else f'-{last}'}/{PROTOCOLS.get(protocol, protocol)}"
 
 
 # -- sets ---------------------------------------------------------------------------------------------------
@@ -427,9 +433,16 @@ def sets(state: State, endpoint: str | None = None) -> Steps:
             extra += sum(not _wants(state, owner, spec, key) for key in piece)
             yield []
         applied, lacking = len(plan.applied.get(spec, ())), len(missing.get(spec, ()))
-        numbers = {"wanted": max(0, applied - extra) + lacking, "applied": applied}
-        failing = state.manager.failing.get(spec)
-        yield [{**_set(spec, owner), **numbers, "missing": lacking, "extra": extra, "failing": failing}]
+        row = {
+            **_set(spec, owner),
+            "enforced": state.sets.enforces,
+            "wanted": max(0, applied - extra) + lacking,
+            "applied": applied,
+            "missing": lacking,
+            "extra": extra,
+            "failing": state.manager.failing.get(spec),
+        }
+        yield [row]
 
 
 def _wishes(state: State, endpoint: str | None) -> Iterator[Element | None]:
@@ -547,9 +560,17 @@ def conntrack(state: State) -> Row:
     }
 
 
+def of_sets(state: State) -> Row:
+    """Return the manager's numbers; where sets are only shown, its state says so."""
+    found: Row = state.manager.status()
+    shown = not state.sets.enforces and found["state"] == ENFORCING
+    return {**found, "state": ONLY_SHOWN} if shown else found
+
+
 def status(state: State) -> Row:
     """Return the state in one row."""
-    caches, manager = state.plan.caches, state.manager.status()
+    caches, manager = state.plan.caches, of_sets(state)
+    succeeded, ended_at = state.reloaded()
     return {
         "version": state.version,
         "pid": state.pid,
@@ -572,13 +593,14 @@ def status(state: State) -> Row:
             for server in state.servers()
         ],
         "faults": dict(state.faults()),
+        "reload": {"succeeded": succeeded, "at": moment(ended_at, state.ahead())},
         "events": {"recording": state.events.recording, "subscribers": len(state.events)},
     }
 
 
 def failing(state: State) -> list[dict[str, str]]:
     """Return the parts that keep the proxy from being ready, each with the reason."""
-    manager, servers = state.manager.status(), list(state.servers())
+    manager, servers = of_sets(state), list(state.servers())
     parts = {
         "listeners": "" if state.listening() else "no address is served yet",
         "restore": "" if state.restored() else "what the last process knew is still being read",
@@ -590,9 +612,15 @@ def failing(state: State) -> list[dict[str, str]]:
     return [{"part": part, "reason": reason} for part, reason in parts.items() if reason]
 
 
+def notes(state: State) -> list[str]:
+    """Return what the operator should know although the proxy is ready."""
+    shown = of_sets(state)["state"] == ONLY_SHOWN
+    return ["sets are shown, not enforced: nothing in the kernel follows them"] if shown else []
+
+
 def _sets_fail(manager: Mapping[str, Any]) -> str:
     """Return why names cannot be allowed; one set that fails must not take all names from everybody."""
-    if manager["state"] == "enforcing":
+    if manager["state"] in (ENFORCING, ONLY_SHOWN):
         return ""
     return manager["problem"] or "the sets are not read back yet"
 

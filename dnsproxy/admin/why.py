@@ -59,7 +59,7 @@ def why(state: State, address: bytes, endpoint: str | None = None) -> Steps:
 
 
 def _known(row: Row) -> bool:
-    return bool(row["lookups"] or row["zombie"] or row["elements"] or row["departed"])
+    return any(row[part] for part in ("lookups", "zombie", "elements", "departed", "not-learned"))
 
 
 def _own(state: State, place: Place, address: bytes) -> list[Row]:
@@ -105,8 +105,9 @@ def _explained(state: State, key: str, address: bytes) -> Row:
         "zombie": None if zombies is None or each is None else views.zombie(key, zombies, each, ahead),
         "elements": [] if place is None else _own(state, place, address),
         "departed": None if zombies is None else _departed(zombies.departed.get(address), ahead),
+        "not-learned": _unlearned(state, key, address),
     }
-    return {**row, "reason": _reason(row)}
+    return {**row, "reason": _reason(row, enforced=state.sets.enforces)}
 
 
 def _lookup(state: State, view: View, cache: LookupCache, name: bytes, address: bytes) -> Row:
@@ -128,13 +129,30 @@ def _departed(found: Departed | None, ahead: float) -> Row | None:
     return {"at": views.moment(found.when, ahead), "names": views.short(found.names), "cause": found.cause}
 
 
-def _reason(row: dict[str, Any]) -> str:
+def _unlearned(state: State, key: str, address: bytes) -> Row | None:
+    found = state.plan.unlearned.get((key, address))
+    if found is None:
+        return None
+    at, name = found
+    return {"fqdn": names.to_text(name), "at": views.moment(at, state.ahead())}
+
+
+def _reason(row: dict[str, Any], *, enforced: bool) -> str:
     """Say in a sentence what decides."""
+    reason = _decisive(row)
+    if enforced or not row["elements"]:
+        return reason
+    return f"{reason.replace('open:', 'shown as open:', 1)} (sets are shown, not enforced)"
+
+
+def _decisive(row: dict[str, Any]) -> str:
     if row["lookups"]:
         return _while_leased(row)
-    zombie, departed = row["zombie"], row["departed"]
+    zombie, departed, unlearned = row["zombie"], row["departed"], row["not-learned"]
     if zombie is not None:
         return {
+            "unobserved": "kept: its lease is over, and connections cannot be seen here; "
+            f"it stays until {zombie['expiration-time']} (zombies.unobserved)",
             "live": "kept: its lease is over, and the last look at the connections saw one to it",
             "recent": "kept: its lease is over; until the next looks at the connections it counts as in use",
             "new": "kept: its lease has just ended; two looks at the connections decide",
@@ -142,6 +160,11 @@ def _reason(row: dict[str, Any]) -> str:
         }[zombie["state"]]
     if row["elements"]:
         return "open, but nothing here wants it any more: the next repair takes it away"
+    if unlearned is not None and (departed is None or departed["at"] <= unlearned["at"]):
+        return (
+            f"not open: answered for {unlearned['fqdn']} at {unlearned['at']} and not learned: "
+            "it is a private address; permit it with `cidrs` in the rule, or with policy.private"
+        )
     if departed is not None:
         return f"not open: it left at {departed['at']} since {CAUSES[departed['cause']]}"
     return "not open: no answer brought this endpoint the address, or too long ago to be remembered"

@@ -59,6 +59,7 @@ class Caches:
         self.zombies: dict[str, Zombies] = {}
         self.passes = Passes()
         self.dropped: deque[tuple[str, LookupCache, Zombies]] = deque()  # to be collected once more
+        self._evicted = self._evicted_live = 0  # by endpoints that were dropped
         self.global_ = LookupCache(minimum_ttl, 0, names_per_endpoint, expires=False)
         self._bounds = (minimum_ttl, addresses_per_name, names_per_endpoint)
         self._lives = (zombies_per_endpoint, addresses_per_name, grace, unobserved, self.passes)
@@ -76,8 +77,17 @@ class Caches:
         """Give an endpoint up; the next round takes away what only that endpoint contributed."""
         cache = self.endpoints.pop(key, None)
         if cache is not None:
-            self.dropped.append((key, cache, self.zombies.pop(key)))
+            zombies = self.zombies.pop(key)
+            self.dropped.append((key, cache, zombies))
+            self._evicted += zombies.evicted
+            self._evicted_live += zombies.evicted_live
             self.global_.max_names -= cache.max_names
+
+    def evicted(self) -> tuple[int, int]:
+        """Return how many zombies limits have cost, dropped endpoints' as well: without connections, with."""
+        every = self._evicted + sum(each.evicted for each in self.zombies.values())
+        live = self._evicted_live + sum(each.evicted_live for each in self.zombies.values())
+        return every - live, live
 
     @property
     def pressing(self) -> bool:
@@ -85,17 +95,22 @@ class Caches:
         return any(cache.pressing for cache in self.endpoints.values())
 
     def expire(
-        self, matches: Callable[[bytes], bool], now: float, keys: Iterable[str] | None = None
+        self,
+        matches: Callable[[bytes], bool],
+        now: float,
+        keys: Iterable[str] | None = None,
+        *,
+        connections: bool = False,
     ) -> Iterator[int]:
         """Force out matching names, of some endpoints or of all, in steps; yields pairs forced out per step.
 
-        Zombies put up until now are given up, live or not. Lookups made until now become zombies, which stay
-        while a connection lives. The next collection tells, and takes out of the global cache what is left at
-        no endpoint; it should come at once.
+        Lookups made until now become zombies, which stay while a connection lives. Zombies put up until now
+        go unless a connection may use them, with `connections` in any case. The next collection tells, and
+        takes out of the global cache what is left at no endpoint; it should come at once.
         """
         for key in list(self.endpoints if keys is None else keys):
             if (cache := self.endpoints.get(key)) is not None:
-                yield from self.zombies[key].expire(matches, now)
+                yield from self.zombies[key].expire(matches, now, connections=connections)
                 yield from _expire_lookups(cache, matches, now)
 
 

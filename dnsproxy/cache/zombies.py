@@ -133,7 +133,8 @@ Key: TypeAlias = tuple[int, float, float, int, bytes]  # the lower goes first; t
 class Zombies:
     """One endpoint's zombies. `grace` and `unobserved` are seconds; `maximum` 0 means that none stays.
 
-    `pairs` are counted; `evicted` counts addresses that a limit has cost, `evicted_live` those among them of
+    `pairs` are counted, and `alive` are the addresses of which the last round could not say that their
+    connection is over; `evicted` counts addresses that a limit has cost, `evicted_live` those among them of
     which the last pass had seen a connection. `changed`, if not None, collects the addresses whose records
     have changed since somebody last emptied it; `overrun` says that some were lost from it.
     """
@@ -141,6 +142,7 @@ class Zombies:
     def __init__(self, maximum: int, per_name: int, grace: float, unobserved: float, passes: Passes) -> None:
         self.passes = passes
         self.pairs = 0
+        self.alive = 0
         self.evicted = 0
         self.evicted_live = 0
         self.changed: set[bytes] | None = None
@@ -228,6 +230,14 @@ class Zombies:
             return "recent"
         return "new" if zombie.since >= passes.completed else "idle"
 
+    def busy(self, zombie: Zombie) -> bool:
+        """Tell whether a connection may use a zombie, as far as anybody can see."""
+        return not self.passes.observing or self.state(zombie) != "idle"
+
+    def until(self, zombie: Zombie) -> float | None:
+        """Return when it is decided next whether a zombie stays; it ends then where nobody can look."""
+        return self.passes.next_at if self.passes.observing else _seen(zombie) + self._unobserved
+
     def record(self, address: bytes) -> ZombieRecord | None:
         """Return the record of an address."""
         zombie = self._zombies.get(address)
@@ -254,10 +264,15 @@ class Zombies:
         self._left.append(Gone(name, address, "forced"))  # no more than there were: needs no bound
         return True
 
-    def expire(self, matches: Callable[[bytes], bool], now: float) -> Iterator[int]:
-        """Force out, in steps, matching names put up until `now`, live or not; yields pairs per step."""
+    def expire(
+        self, matches: Callable[[bytes], bool], now: float, *, connections: bool = False
+    ) -> Iterator[int]:
+        """Force out, in steps, matching names put up until `now`; yields pairs per step.
+
+        An address that a connection may use is left alone, unless `connections` are to be cut as well.
+        """
         for zombie in self:
-            if zombie.pending_at <= now:
+            if zombie.pending_at <= now and (connections or not self.busy(zombie)):
                 for piece in _pieces(list(zombie.names)):
                     yield sum(self.forget(name, zombie.address, now) for name in piece if matches(name))
 
@@ -288,9 +303,10 @@ class Zombies:
 
     def _look(self, now: float, cache: LookupCache, living: set[bytes], crowded: set[bytes]) -> Work:
         """Forget what the cache has; note the shared names that have a live connection or too many."""
-        by_name = self._by_name
+        by_name, alive = self._by_name, 0
         for zombie in self:
             live = self._verdict(zombie, now) is None
+            alive += live
             for piece in _pieces(list(zombie.names)):
                 learned = cache.holders(zombie.address)
                 for name in [name for name in piece if name in learned and name in zombie.names]:
@@ -301,6 +317,7 @@ class Zombies:
                 if self._per_name:
                     crowded.update(name for name in shared if len(by_name.of(name)) > self._per_name)
                 yield [], 1 + len(piece)
+        self.alive = alive
 
     def _bury(self, now: float, living: set[bytes]) -> Work:
         """Give up those whose connection is over and whose names are not among the living."""
@@ -319,7 +336,7 @@ class Zombies:
     def _verdict(self, zombie: Zombie, now: float) -> Cause | None:
         """Return why a connection counts as over; None while it may live."""
         passes = self.passes
-        idle = now - max(zombie.alive_at, zombie.pending_at)
+        idle = now - _seen(zombie)
         if self._maximum == 0:
             return "off"
         if not passes.observing:
@@ -418,6 +435,10 @@ class Zombies:
             self.changed.clear()
             self.overrun = True
         self.changed.add(address)
+
+
+def _seen(zombie: Zombie) -> float:
+    return max(zombie.alive_at, zombie.pending_at)
 
 
 def _record(zombie: Zombie) -> ZombieRecord:

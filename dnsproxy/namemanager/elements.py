@@ -8,9 +8,13 @@ cleared of what we did not add.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dnsproxy.addresses import to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}  # IANA protocol numbers, as nft names them
 VERSIONS = (4, 6)
@@ -95,6 +99,24 @@ def key_text(key: bytes) -> str:
         return to_text(address)
     protocol, port = key[size], int.from_bytes(key[size + 4 : size + 6], "big")
     return f"{to_text(address)} . {PROTOCOLS.get(protocol, protocol)} . {port}"
+
+
+def ports_text(ports: Iterable[tuple[int, int]]) -> list[str]:
+    """Return (protocol, port) as people write them, ports in a row as a range: `80-82/tcp`, `443/udp`."""
+    rows = groupby(enumerate(sorted(ports)), key=lambda each: (each[1][0], each[1][1] - each[0]))
+    runs = [[pair for _, pair in row] for _, row in rows]
+    return [port_text(protocol, first, last) for first, last, protocol in sorted(map(_run, runs))]
+
+
+def _run(pairs: list[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return first port, last port, protocol."""
+    (protocol, first), (_, last) = pairs[0], pairs[-1]
+    return first, last, protocol
+
+
+def port_text(protocol: int, first: int, last: int) -> str:
+    """Return a range of ports, such as `80-82/tcp`, or one port, such as `443/tcp`."""
+    return f"{first}{'' if first == last else f'-{last}'}/{PROTOCOLS.get(protocol, protocol)}"
 
 
 def comment(name: str) -> str:

@@ -94,18 +94,36 @@ async def test_lookups_are_chosen_by_parameters(tmp_path):
         assert "old.example.com." in await names(source="global")
 
 
-async def test_what_goes_is_shown_first_and_then_forced_out(tmp_path):
+@pytest.mark.parametrize(("connections", "pairs"), [({}, 3), ({"connections": "true"}, 4)])
+async def test_what_goes_is_shown_first_and_then_forced_out(tmp_path, connections, pairs):
     world = busy()
-    given = {"matchpattern": "*.example.com", "endpoint": CI}
+    given = {"matchpattern": "*.example.com", "endpoint": CI, **connections}
     async with asking(world, tmp_path) as call:
         status, shown = await call("DELETE", "/v1/lookups", **given, **{"dry-run": "true"})
         assert status == 200
-        assert {row["fqdn"] for row in shown} == {"www.example.com.", "api.example.com.", "old.example.com."}
-        assert sum(len(row["ips"]) for row in shown) == 4
+        states = {row["fqdn"]: row["connection"] for row in shown}
+        assert states == {
+            "www.example.com.": None,
+            "api.example.com.": None,
+            **({"old.example.com.": "new"} if connections else {}),
+        }
+        assert sum(len(row["ips"]) for row in shown) == pairs
         assert len(world.caches.endpoints[CI]) == 2
-        assert await call("DELETE", "/v1/lookups", **given) == (200, {"pairs": 4})
+        assert await call("DELETE", "/v1/lookups", **given) == (200, {"pairs": pairs})
         assert len(world.caches.endpoints[CI]) == 0
+        assert len(world.caches.zombies[CI]) == (0 if connections else 1)
         assert len(world.caches.endpoints[WEB]) == 1
+
+
+async def test_cleaning_twice_cuts_no_connection(tmp_path):
+    world = World()
+    world.learn(CI, "www.example.com", "93.184.216.34")
+    async with asking(world, tmp_path) as call:
+        for pairs in (1, 0):
+            world.now += 1
+            assert await call("DELETE", "/v1/lookups", matchpattern="*") == (200, {"pairs": pairs})
+            world.collect()
+    assert len(world.caches.zombies[CI]) == 1
 
 
 async def test_what_was_forced_out_is_collected_at_once(tmp_path):

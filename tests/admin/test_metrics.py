@@ -6,7 +6,7 @@ import re
 import threading
 
 import pytest
-from admin_world import CI, WEB, World
+from admin_world import AHEAD, CI, WEB, World
 from prometheus_client.parser import text_string_to_metric_families
 
 from dnsproxy import addresses
@@ -60,10 +60,53 @@ def test_queries_by_what_became_of_them(world):
     world.exchange.query(b"\0" * 13, b"\n\1\0\5", world.out, None, world.now, stream=False)
     found = read(world)
     verdicts = {rule: found["policy_l7_total", "fqdn", rule] for rule in ("received", "forwarded", "denied")}
-    assert verdicts == {"received": 3, "forwarded": 1, "denied": 2}
-    assert found["policy_l7_total", "fqdn", "parse_errors"] == 1
+    assert verdicts == {"received": 5, "forwarded": 1, "denied": 2}  # no server: one response
+    assert found["policy_l7_total", "fqdn", "parse_errors"] == 2
     assert found["queries_total",] == 4
     assert found["queries_strangers_total",] == 1
+
+
+def test_a_response_counts_like_a_request(world):
+    world.exchange.counts |= {"queries": 3, "forwarded": 2, "joined": 1, "answers": 2, "failures": 1}
+    found = read(world)
+    verdicts = {rule: found["policy_l7_total", "fqdn", rule] for rule in ("received", "forwarded", "denied")}
+    assert verdicts == {"received": 6, "forwarded": 5, "denied": 0}
+    assert found["policy_l7_total", "fqdn", "parse_errors"] == 1
+
+
+def test_evictions_are_not_forgotten_with_their_endpoint(world):
+    world.learn(CI, "www.example.com", "93.184.216.34")
+    zombies = world.caches.zombies[CI]
+    zombies.evicted, zombies.evicted_live = 5, 2
+    before = read(world)
+    world.caches.drop(CI)
+    after = read(world)
+    for live, count in (("no", 3), ("yes", 2)):
+        assert before["zombies_evicted_total", live] == after["zombies_evicted_total", live] == count
+
+
+def test_alive_are_those_of_which_nobody_could_say_that_they_are_over(world):
+    for name, address in (("a.example.com", "93.184.216.34"), ("b.example.com", "93.184.216.35")):
+        world.learn(CI, name, address, ttl=60)
+    world.learn(CI, "a.example.com", "93.184.216.36", ttl=60)
+    world.now += 100
+    world.collect()
+    for _ in range(2):
+        world.now += 1
+        serial = world.caches.passes.begin()
+        for _step in world.caches.zombies[CI].mark(serial, world.now, {bytes((93, 184, 216, 34))}):
+            pass
+        world.caches.passes.complete(serial, world.now)
+    world.collect()
+    assert len(world.caches.zombies[CI]) == 2  # a sibling stays with it
+    assert read(world, per_endpoint=True)["fqdn_alive_zombie_connections", CI] == 1
+
+
+def test_the_last_reload_and_when_it_was(world):
+    world.reloaded_well = False
+    found = read(world)
+    assert found["reload_success",] == 0
+    assert found["reload_timestamp_seconds",] == 999.0 + AHEAD
 
 
 def test_everything_that_is_counted_is_told_and_explained(world):
@@ -100,7 +143,6 @@ def test_the_state_of_sets_passes_store_and_files(world):
         ("sets_drift_total",): 5,
         ("conntrack_pass_age_seconds",): 12,
         ("store_age_seconds",): 2.5,
-        ("reload_success",): 0,
         ("reload_faults",): 1,
         ("ready",): 0,
         ("build_info", "1.2.3"): 1,

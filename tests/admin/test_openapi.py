@@ -51,6 +51,7 @@ def test_what_is_needed_is_required_and_what_may_come_instead_is_said():
         "endpoint": False,
         "matchpattern": True,
         "dry-run": False,
+        "connections": False,
     }
     answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
     assert answer == {

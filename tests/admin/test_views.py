@@ -49,6 +49,7 @@ def test_a_lookup_has_the_columns_of_cilium(world):
         "lookup-time": "2001-09-09T02:03:20.000000Z",
         "expiration-time": "2001-09-09T02:08:20.000000Z",
         "ips": ["2606:2800::1", "93.184.216.34"],
+        "connection": None,
     }
 
 
@@ -195,10 +196,41 @@ def test_a_zombie_with_the_passes_that_decide_about_it(world):
         "state": "new",
         "alive-at": "2001-09-09T02:05:00.000000Z",
         "delete-pending-at": "2001-09-09T02:05:00.000000Z",
+        "expiration-time": None,
         "since-pass": 0,
         "seen-pass": 0,
     }
     assert rows(views.zombies(world.state, WEB)) == []
+
+
+def test_where_connections_cannot_be_seen_a_zombie_says_when_it_ends(world):
+    world.learn(CI, "old.example.com", "93.184.216.34", ttl=60)
+    world.now += 100
+    world.collect()
+    world.caches.passes.observing = False
+    (row,) = fits(schema.Zombie, rows(views.zombies(world.state, CI)))
+    assert (row["state"], row["expiration-time"]) == ("unobserved", "2001-09-09T03:05:00.000000Z")
+    (row,) = fits(schema.Lookup, rows(views.lookups(world.state, Chosen(), endpoint=CI)))
+    assert (row["connection"], row["expiration-time"]) == ("unobserved", "2001-09-09T03:05:00.000000Z")
+
+
+def test_sets_that_are_only_shown_say_so_everywhere_and_are_ready(world):
+    world.sets.enforces = False
+    world.manager.ready.set()
+    assert views.status(world.state)["state"] == "shown, not enforced"
+    assert views.status(world.state)["sets"]["state"] == "shown, not enforced"
+    assert {row["enforced"] for row in set_rows(world).values()} == {False}
+    assert "sets" not in {part["part"] for part in views.failing(world.state)}
+    assert views.notes(world.state) == ["sets are shown, not enforced: nothing in the kernel follows them"]
+    world.sets.enforces = True
+    assert views.notes(world.state) == []
+
+
+def test_what_is_only_shown_and_fails_is_not_called_shown(world):
+    world.sets.enforces = False
+    world.manager.problem = "nobody writes"
+    assert views.status(world.state)["state"] == "not enforcing"
+    assert "sets" in {part["part"] for part in views.failing(world.state)}
 
 
 def test_a_zombie_of_many_names_shows_the_first_and_their_number(world):
@@ -313,6 +345,7 @@ def test_sets_with_what_is_wanted_and_what_is_applied(world):
         "set": "inet dnsproxy ep.default.ci.port4",
         "endpoint-id": CI,
         "ours": True,
+        "enforced": True,
         "wanted": 2,
         "applied": 1,
         "missing": 2,
@@ -343,7 +376,7 @@ def compared(world, spec, *contents) -> dict:
         for _ in step(applied, content):
             pass
     row = difference.row(CI, applied, contents[-1])
-    schema.Verified.model_validate(row)
+    schema.Verified.model_validate(row | {"enforced": True})
     return row
 
 

@@ -91,6 +91,54 @@ def test_what_is_gone_says_when_and_why(world):
     assert row["reason"] == f"not open: it left at {row['departed']['at']} since its connections were over"
 
 
+def test_where_connections_cannot_be_seen_it_says_until_when_it_stays(world):
+    world.learn(CI, "www.example.com", "93.184.216.34", ttl=60)
+    world.now += 100
+    world.collect()
+    world.caches.passes.observing = False
+    assert of(world)["reason"] == (
+        "kept: its lease is over, and connections cannot be seen here; "
+        "it stays until 2001-09-09T03:05:00.000000Z (zombies.unobserved)"
+    )
+
+
+def test_a_private_address_says_that_it_was_answered_and_not_learned(world):
+    world.learn(CI, "www.example.com", "10.9.8.7")
+    row = of_address(world, "10.9.8.7")
+    assert row["not-learned"] == {"fqdn": "www.example.com.", "at": "2001-09-09T02:03:20.000000Z"}
+    assert row["reason"].startswith(
+        "not open: answered for www.example.com. at 2001-09-09T02:03:20.000000Z and not learned: "
+    )
+    assert "policy.private" in row["reason"]
+
+
+def test_what_was_not_learned_is_remembered_within_bounds(world, monkeypatch):
+    monkeypatch.setattr("dnsproxy.namemanager.plan.UNLEARNED", 2)
+    for last in (1, 2, 1, 3):
+        world.learn(CI, "www.example.com", f"10.0.0.{last}", "93.184.216.34")
+    assert [address[-1] for _, address in world.plan.unlearned] == [1, 3]
+    assert explained(world, None, bytes((10, 0, 0, 2)))["endpoints"] == []
+
+
+def test_what_is_permitted_is_not_called_not_learned(world):
+    world.learn(CI, "git.example.net", "10.9.8.7")
+    assert of_address(world, "10.9.8.7")["not-learned"] is None
+
+
+def test_sets_that_are_only_shown_open_nothing(world):
+    world.sets.enforces = False
+    world.learn(CI, "www.example.com", "93.184.216.34", ttl=300)
+    world.plan.applied[PORTS] = {HTTPS: "www.example.com."}
+    assert of(world)["reason"] == (
+        "shown as open: www.example.com. leads to it (sets are shown, not enforced)"
+    )
+
+
+def of_address(world, address: str) -> dict:
+    (row,) = explained(world, None, addresses.from_text(address))["endpoints"]
+    return row
+
+
 def test_every_cause_has_its_sentence():
     assert set(CAUSES) == set(zombies.Cause.__args__)
 

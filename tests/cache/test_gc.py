@@ -318,11 +318,11 @@ def test_force_takes_zombies_and_makes_zombies_of_lookups():
     run(collector, 11.0)
     observe(these, "one", A, (TWO,), 60, 12.0)
     observe(these, "one", B, (ONE,), 60, 12.0)
-    assert sum(these.expire({A}.__contains__, 13.0, ["one", "gone"])) == 2
+    assert sum(these.expire({A}.__contains__, 13.0, ["one", "gone"], connections=True)) == 2
     assert run(collector, 14.0) == ({"one": {(A, ONE)}}, set())
     assert (undead(these, "one"), undead(these, "two")) == ({(A, TWO)}, {(A, ONE)})
     assert pairs(these.of("one")) == {(B, ONE)}
-    assert sum(these.expire(lambda name: True, 15.0)) == 3
+    assert sum(these.expire(lambda name: True, 15.0, connections=True)) == 3
     assert run(collector, 16.0) == ({"one": {(A, TWO)}, "two": {(A, ONE)}}, {(A, ONE), (A, TWO)})
     assert undead(these, "one") == {(B, ONE)}
 

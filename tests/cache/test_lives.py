@@ -362,7 +362,7 @@ class LifetimeMachine(Machine):
 
     @rule(names=st.sets(NAMES))
     def force(self, names):
-        for _ in self.real.expire(names.__contains__, self.now):
+        for _ in self.real.expire(names.__contains__, self.now, connections=True):
             pass
         self.plain.force(names, self.now)
 
@@ -472,7 +472,7 @@ class ConnectionMachine(Machine):
 
     @rule(names=st.sets(NAMES))
     def force(self, names):
-        orders = self.real.expire(names.__contains__, self.now)
+        orders = self.real.expire(names.__contains__, self.now, connections=True)
         for _ in orders:
             pass
         self.excuse()

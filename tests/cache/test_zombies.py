@@ -40,7 +40,7 @@ def collect(these, now, cache=None):
 
 
 def force(these, now, *names):
-    return sum(these.expire(names.__contains__, now))
+    return sum(these.expire(names.__contains__, now, connections=True))
 
 
 def pairs(these):
@@ -589,3 +589,18 @@ def test_walks_may_be_interrupted_anywhere(data):
             these.add(B, bytes((10, 0, 0, number)), 1.0)
     assert stay <= set(seen)
     assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("observing", [True, False])
+def test_force_leaves_alone_what_a_connection_may_use(observing):
+    passes = Passes()
+    these = Zombies(10, 10, 0.0, 50.0, passes)
+    these.add(A, ONE, 1.0)
+    passes.observing = observing
+    assert sum(these.expire(lambda name: True, 2.0)) == 0
+    for _ in range(2):
+        passes.complete(passes.begin(), 3.0, 9.0)
+    assert these.busy(these.of(ONE)) is not observing
+    assert these.until(these.of(ONE)) == (9.0 if observing else 51.0)
+    assert sum(these.expire(lambda name: True, 4.0)) == observing
+    assert sum(these.expire(lambda name: True, 4.0, connections=True)) == (not observing)

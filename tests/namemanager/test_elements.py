@@ -14,6 +14,7 @@ from dnsproxy.namemanager.elements import (
     key_of,
     key_text,
     named_set,
+    ports_text,
 )
 
 OURS = ("inet", "dnsproxy")
@@ -89,3 +90,9 @@ def test_any_name_makes_a_comment_that_nft_can_print_and_read(parts):
     assert text.isprintable()
     assert '"' not in text
     assert comment(text) == text
+
+
+def test_ports_are_written_as_ranges_in_their_order():
+    ports = {(6, 443), (17, 443), (6, 80), (6, 81), (6, 82), (6, 22), (200, 5), (17, 444)}
+    assert ports_text(ports) == ["5/200", "22/tcp", "80-82/tcp", "443/tcp", "443-444/udp"]
+    assert ports_text(()) == []
