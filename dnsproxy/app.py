@@ -164,6 +164,7 @@ class Proxy:
             faults=lambda: self.reloader.faults,
             listening=lambda: [str(address) for address in config.listen],
             reload=self.reloader.now,
+            reloaded=lambda: (self.reloader.succeeded, self.reloader.ended_at),
             restored=lambda: self._restored,
             clock=self._loop.time,
             wall=time.time,
