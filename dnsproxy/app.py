@@ -128,6 +128,7 @@ class Proxy:
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._listeners: list[UdpListener | TcpListener] = []
+        self._paused = False  # another instance reads the sockets
         self._stop = asyncio.Event()
         self._restored = False
         self._routes = upstream.routes(config)
@@ -209,6 +210,8 @@ class Proxy:
             else:
                 await self._take(former)
             await self._listen(sockets)
+            if former is not None:
+                former.confirm(sockets)
             running += [tasks.create_task(step, name=name) for name, step in self._later(sockets, former)]
             _calm_collector()
             log.info("ready", listen=[str(address) for address in self._config.listen], **self._summary())
@@ -281,7 +284,10 @@ class Proxy:
     async def _outlive(self, former: Handover) -> None:
         """Take nothing out of the sets while the other instance may still put something in."""
         await asyncio.to_thread(former.wait)
-        await self.manager.resync()
+        try:
+            await self.manager.resync()
+        except (DnsproxyError, OSError) as error:  # the writer repairs it, and says so
+            log.info("the sets could not be read back at once", error=str(error))
         self.manager.deletes = True
         log.info("took over from the former instance")
 
@@ -296,17 +302,28 @@ class Proxy:
 
         async def take() -> None:
             log.info("another instance takes over")
+            await self._administration.aclose()
+            self._paused = True
             for listener in self._listeners:
                 listener.pause()
-            await self._administration.aclose()
             if self.keeper is not None:
-                await self.keeper.close()
-            self._stop.set()
+                await self.keeper.release()
 
-        def resume() -> None:
+        async def resume() -> None:
             self.manager.deletes = True
+            if self.keeper is not None:
+                await self.keeper.resume()
+            if self._paused:
+                self._paused = False
+                log.warning("the other instance did not take over; serving again")
+                await self._listen([sock.dup() for sock in sockets])
+                await self._tries_to_administer()
 
-        await handover.offer(folder, prepare, take, resume)
+        try:
+            await handover.offer(folder, prepare, take, resume, self._stop.set)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("no other instance can take over from this one", folder=str(folder), error=reason)
 
     def _handle_signals(self) -> None:
         handlers: dict[int, Callable[[], object]] = {
@@ -349,12 +366,16 @@ class Proxy:
 
     async def _administer_at_last(self) -> None:
         """Administer once the former instance has let go; whatever is in the way, names are answered."""
-        while True:
-            try:
-                return await self._administer(replace=True)
-            except DnsproxyError as error:
-                log.warning("the admin API or metrics cannot be served; tried again", error=str(error))
-                await asyncio.sleep(RETRY)
+        while not await self._tries_to_administer():  # noqa: ASYNC110 - nobody tells when it can be had
+            await asyncio.sleep(RETRY)
+
+    async def _tries_to_administer(self) -> bool:
+        try:
+            await self._administer(replace=True)
+        except DnsproxyError as error:
+            log.warning("the admin API or metrics cannot be served; tried again", error=str(error))
+            return False
+        return True
 
     async def _administer(self, *, replace: bool) -> None:
         """Answer to the admin API, metrics and health checks; `replace` what another instance left."""

@@ -1,21 +1,23 @@
 """Handing the listening sockets over to another instance of this program: an upgrade loses no query.
 
 The instance that serves offers itself on a unix socket in the folder of its state. The one that is to
-replace it connects there and goes through two steps, each one octet with one answer:
+replace it connects there and goes through these steps, one octet each, the first two with an answer:
 
     PREPARE   The old one takes nothing out of the sets from here on, writes its state to disk, and answers
               with its listening sockets (SCM_RIGHTS, unix(7)). It goes on serving. The new one reads the
               state, reads the sets back, and gets ready.
     TAKE      The old one stops reading the sockets, writes what is new to disk, lets go of the folder, and
-              answers. It finishes what it has in flight, and ends, which closes the connection. The new one
-              reads what is new, and serves.
+              answers. The new one reads what is new, serves, and confirms that.
+    CONFIRM   The old one finishes what it has in flight, and ends, which closes the connection. Only then
+              the new one takes anything out of the sets.
 
 Both have the same sockets, not two that share a port: what the kernel has queued for one is queued for the
 other, datagrams as well as connections that nobody has accepted yet. With SO_REUSEPORT each socket has a
 queue of its own, and what waits in that of the old one is lost when it closes.
 
-If the new one goes away before TAKE, or takes too long, the old one goes on as if nothing had been. If the
-old one goes away, the new one has the sockets. The lock on the folder tells the new one which it was.
+If the new one goes away before it has confirmed, or takes too long, the old one goes on, reading the sockets
+again if need be. If the old one goes away, the new one has the sockets. The lock on the folder tells the new
+one which of the two it was.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "handover.sock"
-PREPARE, TAKE = b"P", b"T"
+PREPARE, TAKE, CONFIRM = b"P", b"T", b"C"
+STARTING: Final = 5.0  # seconds in which an instance that has just begun may come to offer itself
 PIECE: Final = 64  # descriptors in one message; the kernel takes 253
-LIMIT: Final = 120.0  # seconds that the old one waits for TAKE; until then it takes nothing out of the sets
+LIMIT: Final = 120.0  # seconds that the old one waits for a step; meanwhile it takes nothing out of the sets
 PATIENCE: Final = 30.0  # seconds that the new one waits for an answer: a large state takes a while to write
 
 
@@ -43,12 +47,14 @@ async def offer(
     folder: Path,
     prepare: Callable[[], Awaitable[Sequence[socket.socket]]],
     take: Callable[[], Awaitable[None]],
-    resume: Callable[[], None],
+    resume: Callable[[], Awaitable[None]],
+    done: Callable[[], None],
 ) -> None:
-    """Wait for an instance that takes over; once it has, wait to be cancelled, which tells it that we end.
+    """Wait for an instance that takes over; once it serves, wait to be cancelled, which tells it that we end.
 
-    `prepare` returns the listening sockets, `take` lets go of everything; `resume` undoes `prepare` for a new
-    instance that went away. The folder must be ours: a socket that is there already is a leftover.
+    `prepare` returns the listening sockets, `take` stops reading them and lets go of everything; `resume`
+    undoes both for a new instance that went away; `done` is told once the new one serves. The folder must be
+    ours: a socket that is there is a leftover. OSError if none can be made there.
     """
     loop = asyncio.get_running_loop()
     with _listening(folder) as listener:
@@ -57,8 +63,9 @@ async def offer(
             with listener.accept()[0] as peer:
                 peer.setblocking(False)
                 if await _hand_over(loop, peer, prepare, take):
+                    done()
                     await loop.create_future()
-            resume()
+            await resume()
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
@@ -77,20 +84,22 @@ async def _hand_over(
     prepare: Callable[[], Awaitable[Sequence[socket.socket]]],
     take: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Go through both steps; False if the other side went away, or fell asleep, before the second."""
+    """Go through the steps; False if the other side went away, or fell asleep, before the last."""
     with suppress(OSError):  # TimeoutError is one
-        async with asyncio.timeout(LIMIT):
-            if await loop.sock_recv(peer, 1) != PREPARE:
-                return False
+        if not await _says(loop, peer, PREPARE):
+            return False
         _give(peer, await prepare())
-        async with asyncio.timeout(LIMIT):
-            if await loop.sock_recv(peer, 1) != TAKE:
-                return False
+        if not await _says(loop, peer, TAKE):
+            return False
         await take()
-        with suppress(OSError):  # it has the sockets, whether it hears this or not
-            await loop.sock_sendall(peer, TAKE)
-        return True
+        await loop.sock_sendall(peer, TAKE)
+        return await _says(loop, peer, CONFIRM)
     return False
+
+
+async def _says(loop: asyncio.AbstractEventLoop, peer: socket.socket, word: bytes) -> bool:
+    async with asyncio.timeout(LIMIT):
+        return await loop.sock_recv(peer, 1) == word
 
 
 @contextmanager
@@ -134,15 +143,18 @@ class Handover:
     """The side that takes over. Blocking: for a thread. Every method raises NetworkError."""
 
     def __init__(self, folder: Path) -> None:
-        self._peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._peer.settimeout(PATIENCE)
-        try:
-            with _address(folder) as address:
-                self._peer.connect(address)
-        except OSError as error:
-            self._peer.close()
-            message = f"the instance that uses {folder} does not hand over ({error.strerror}); stop it first"
-            raise NetworkError(message) from error
+        self._sockets: list[socket.socket] = []
+        until = time.monotonic() + STARTING
+        while True:
+            try:
+                self._peer = _connected(folder)
+            except OSError as error:
+                if time.monotonic() > until:
+                    message = f"the instance that uses {folder} does not hand over"
+                    raise NetworkError(f"{message} ({error.strerror}); stop it first") from error
+                time.sleep(0.02)
+            else:
+                return
 
     def prepare(self) -> list[socket.socket]:
         """Return the listening sockets of the other instance, which goes on serving them."""
@@ -161,6 +173,7 @@ class Handover:
                 if not data:
                     raise ConnectionError("it went away")
             undo.pop_all()
+        self._sockets = sockets
         return sockets
 
     def take(self) -> None:
@@ -168,9 +181,17 @@ class Handover:
 
         It may have gone away instead: then nobody reads them either.
         """
-        with suppress(ConnectionError), _told():
+        with _told(), suppress(ConnectionError):
             self._peer.sendall(TAKE)
             self._peer.recv(1)
+
+    def confirm(self, serving: Sequence[socket.socket]) -> None:
+        """Tell the other instance that its sockets are read again; those that are not any more are closed."""
+        for sock in self._sockets:
+            if sock not in serving:
+                sock.close()
+        with suppress(OSError):
+            self._peer.sendall(CONFIRM)
 
     def wait(self) -> None:
         """Return when the other instance has ended, or does not within `PATIENCE`."""
@@ -180,6 +201,18 @@ class Handover:
     def close(self) -> None:
         """Let go of the other instance; if it was not taken over, it goes on."""
         self._peer.close()
+
+
+def _connected(folder: Path) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(PATIENCE)
+    try:
+        with _address(folder) as address:
+            peer.connect(address)
+    except OSError:
+        peer.close()
+        raise
+    return peer
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from dnsproxy.demo.lab import wait_for
+from dnsproxy.handover import Handover
 
 ZONE = """
 $ORIGIN demo.test.
@@ -302,6 +303,31 @@ def test_a_port_for_metrics_that_is_taken_takes_no_names_away_from_who_takes_ove
         daemon.start("--take-over")
         assert former.wait(20) == 0
         assert daemon.said("cannot be served")["level"] == "warning"
+        assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_who_takes_over_and_goes_away_before_it_serves_is_as_good_as_never_there(daemon, steps):
+    taker = Handover(daemon.folder / "state")
+    for sock in taker.prepare():
+        sock.close()
+    if steps > 1:
+        taker.take()
+    taker.close()
+    if steps > 1:
+        daemon.said("serving again")
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+    assert daemon.ask("www.demo.test", tcp=True).rcode() == dns.rcode.NOERROR
+    former, daemon.log = daemon.process, daemon.folder / "successor.log"
+    daemon.start("--take-over")
+    assert former.wait(20) == 0
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+def test_a_folder_where_no_handover_can_be_offered_ends_nothing(tmp_path):
+    (tmp_path / "state" / "handover.sock").mkdir(parents=True)
+    with running(tmp_path) as daemon:
+        assert daemon.said("no other instance can take over")["level"] == "warning"
         assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
 
 

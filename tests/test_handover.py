@@ -28,11 +28,14 @@ class Old:
     async def take(self):
         self.steps.append("take")
 
-    def resume(self):
+    async def resume(self):
         self.steps.append("resume")
 
+    def done(self):
+        self.steps.append("done")
+
     def offer(self, folder):
-        return asyncio.create_task(offer(folder, self.prepare, self.take, self.resume))
+        return asyncio.create_task(offer(folder, self.prepare, self.take, self.resume, self.done))
 
 
 @pytest.fixture
@@ -46,12 +49,13 @@ def bound():
 
 async def connected(folder):
     """Connect as soon as the offer stands."""
+    return await asyncio.to_thread(Handover, folder)
+
+
+async def soon(holds):
     async with asyncio.timeout(10):
-        while True:
-            try:
-                return await asyncio.to_thread(Handover, folder)
-            except NetworkError:
-                await asyncio.sleep(0.001)
+        while not holds():  # noqa: ASYNC110 - it is what is tested that makes it hold
+            await asyncio.sleep(0.001)
 
 
 async def stopped(serving):
@@ -69,6 +73,7 @@ async def test_what_was_queued_for_the_old_one_is_the_new_ones(tmp_path, bound):
         client.sendto(b"query", bound[0].getsockname())
         caller.connect(bound[1].getsockname())
         await asyncio.to_thread(taker.take)
+        taker.confirm(taken)
         ended = asyncio.create_task(asyncio.to_thread(taker.wait))
         done, _ = await asyncio.wait([ended], timeout=0.05)
         assert not done
@@ -83,7 +88,7 @@ async def test_what_was_queued_for_the_old_one_is_the_new_ones(tmp_path, bound):
         assert not each.getblocking()
         assert not os.get_inheritable(each.fileno())
         each.close()
-    assert old.steps == ["prepare", "take"]
+    assert old.steps == ["prepare", "take", "done"]
     assert not (tmp_path / NAME).exists()
 
 
@@ -98,9 +103,18 @@ async def test_the_old_one_goes_on_when_the_new_one_goes_away(tmp_path, bound):
     for each in await asyncio.to_thread(second.prepare):
         each.close()
     await asyncio.to_thread(second.take)
+    second.close()  # it has the sockets, and has not confirmed that it reads them
+    third = await connected(tmp_path)
+    sockets = await asyncio.to_thread(third.prepare)
+    await asyncio.to_thread(third.take)
+    third.confirm(sockets[:1])
+    assert [each.fileno() < 0 for each in sockets] == [False, True], "what is not served is closed"
+    await soon(lambda: old.steps[-1] == "done")
     await stopped(serving)
-    second.close()
-    assert old.steps == ["prepare", "resume", "prepare", "take"]
+    third.close()
+    sockets[0].close()
+    once = ["prepare", "resume", "prepare", "take", "resume"]
+    assert old.steps == [*once, "prepare", "take", "done"]
 
 
 async def test_the_new_one_goes_on_when_the_old_one_dies_before_it_answers(tmp_path, bound):
@@ -113,9 +127,10 @@ async def test_the_new_one_goes_on_when_the_old_one_dies_before_it_answers(tmp_p
     for each in await asyncio.to_thread(taker.prepare):
         each.close()
     await asyncio.to_thread(taker.take)
-    taker.close()
     with pytest.raises(SystemError):
         await serving
+    await asyncio.to_thread(taker.take)  # a broken pipe is as good as an answer
+    taker.close()
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 65, 200])
@@ -158,7 +173,8 @@ async def test_a_stranger_who_says_something_else_changes_nothing(tmp_path, boun
     assert old.steps == ["resume", "resume", "prepare"]
 
 
-def test_where_nobody_offers_it_is_said(tmp_path):
+def test_where_nobody_offers_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "STARTING", 0.0)
     with pytest.raises(NetworkError, match="does not hand over"):
         Handover(tmp_path)
 

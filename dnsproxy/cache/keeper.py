@@ -44,6 +44,9 @@ class Store(Protocol):
 
     whole_due: bool  # the next batch has to be a whole one
 
+    def acquire(self) -> bool:
+        """Take it, so that nobody else writes; tell whether that was possible."""
+
     def load(self) -> State:
         """Return what is there."""
 
@@ -78,7 +81,7 @@ class Keeper:
         self._store = store
         self._clock = clock
         self._wall = wall
-        self._closed = False
+        self._released = False
         self._one = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
@@ -100,7 +103,7 @@ class Keeper:
     async def flush(self) -> bool:
         """Write what has changed until now; tell whether it is on disk."""
         async with self._one:
-            if self._closed:
+            if self._released:
                 return False
             batch, started = Batch(whole=self._store.whole_due), self._clock()
             written = await self._written(batch)
@@ -108,14 +111,22 @@ class Keeper:
                 self.written_at = started
             return written
 
-    async def close(self) -> None:
-        """Write the rest, and let go of the store; nothing is written after that."""
+    async def release(self) -> None:
+        """Write the rest, and let go of the store; nothing is written until `resume`."""
         await self.flush()
         async with self._one:
-            if not self._closed:
-                self._closed = True
-                await self._in_thread(self._store.close)
-                self._thread.shutdown()
+            self._released = True
+            await self._in_thread(self._store.close)
+
+    async def resume(self) -> None:
+        """Take the store again, if nobody else has it by now, and write."""
+        await self._in_thread(self._store.acquire)
+        self._released = False
+
+    async def close(self) -> None:
+        """Write the rest, and let go of the store for good."""
+        await self.release()
+        self._thread.shutdown()
 
     def status(self) -> dict[str, Any]:
         """Return how old the state on disk is, in seconds, how often it was written, and what is wrong."""

@@ -141,6 +141,8 @@ class Store:
     def load(self) -> State:
         """Return what the file holds; nothing, and a note that says why, where it cannot be used."""
         try:
+            if self.path.is_symlink():
+                raise _UnfitError("foreign", "is a symbolic link, which this program does not make")
             if not _is_readable(self.path):
                 return State()
             with closing(self._connect("ro")) as connection:
@@ -178,7 +180,7 @@ class Store:
         with self._told("set aside", self.path):
             for suffix in ("-wal", "-shm", "-journal", ""):  # the file last: until then it is found again
                 part = Path(f"{self.path}{suffix}")
-                if part.exists():
+                if os.path.lexists(part):
                     part.rename(f"{place}{suffix}")
         return place
 
@@ -242,8 +244,9 @@ class Store:
         if self._connection is not None and self._is_replaced():
             self._forget_connection()
         if self._connection is None:
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self.path.chmod(0o600)
+            made = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.fchmod(made, 0o600)
+            os.close(made)
             self._connection = self._connect("rw")
             self._inode = self.path.stat().st_ino
             _prepare(self._connection)

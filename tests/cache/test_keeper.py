@@ -48,6 +48,10 @@ class Store:
         self.whole_due = False
         self.written.append((batch.whole, list(batch.tables["lookups"].rows)))
 
+    def acquire(self):
+        self.closed = False
+        return True
+
     def load(self):
         self.threads.add(threading.current_thread())
         return "state"
@@ -109,6 +113,19 @@ async def test_the_end_writes_the_rest_and_lets_go(keeper, journal, store):
     assert store.closed
     assert len(store.threads) == 1
     assert threading.current_thread() not in store.threads
+
+
+async def test_nothing_is_written_between_release_and_resume(keeper, journal, store):
+    await keeper.flush()
+    await keeper.release()
+    assert store.closed
+    journal.changed = ["a"]
+    assert not await keeper.flush()
+    await keeper.resume()
+    assert not store.closed
+    assert await keeper.flush()
+    assert store.written[-1] == (False, ["a"])
+    await keeper.close()
 
 
 async def test_a_batch_under_way_when_the_task_is_cancelled_is_not_lost(keeper, journal, store):

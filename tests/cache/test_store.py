@@ -239,6 +239,20 @@ def test_an_unfit_file_is_set_aside_whole_and_a_new_one_begun(store, tmp_path, m
     assert read(tmp_path).tables["lookups"] == [lookup(1)]
 
 
+def test_a_link_to_somebody_elses_file_is_neither_read_nor_changed(store, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o644)
+    store.close()
+    store.path.symlink_to(victim)
+    assert store.acquire()
+    (note,) = store.load().notes
+    assert "is a symbolic link" in note
+    store.write(batch(lookup(1), whole=True))
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("precious", 0o644)
+    assert not store.path.is_symlink()
+
+
 def test_two_files_set_aside_in_one_second_both_stay(store, tmp_path):
     for content in (b"first", b"second"):
         store.path.write_bytes(content * 1000)
