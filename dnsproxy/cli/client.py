@@ -1,17 +1,16 @@
-"""Asking the running daemon: HTTP over its unix socket, with nothing but the standard library."""
+"""Asking the running daemon through its unix socket."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
 
+from dnsproxy.cli import http
+from dnsproxy.cli.http import HttpError, escaped
 from dnsproxy.errors import DnsproxyError, DocumentError, NetworkError, Problem, RightsError
 
 if TYPE_CHECKING:
@@ -32,20 +31,6 @@ class FaultsError(DnsproxyError):
     """The daemon found faults in files, and keeps what was in force."""
 
     exit_code = 3
-
-
-class _Connection(HTTPConnection):
-    """An HTTP connection over a unix socket."""
-
-    def __init__(self, path: Path, timeout: float | None) -> None:
-        super().__init__("localhost")
-        self._path = path
-        self._patience = timeout
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self._patience)
-        self.sock.connect(os.fspath(self._path))
 
 
 @dataclass(frozen=True)
@@ -70,38 +55,36 @@ class Admin:
         """Yield the values of a stream of JSON lines as they come, for as long as it lasts."""
         with self._ask("GET", parts, query, None) as response:
             try:
-                for line in response:
+                for line in response.lines():
                     if line.strip():
                         yield json.loads(line)
-                if response.chunked and response.chunk_left is not None:
-                    raise IncompleteRead(b"")  # the loop takes a connection that is lost for the end
-            except (HTTPException, OSError, ValueError) as error:
+            except (HttpError, OSError, ValueError) as error:
                 raise self._broken(error) from None
 
     def _value(self, method: str, parts: tuple[str, ...], query: dict[str, object]) -> Any:  # noqa: ANN401 - any JSON value
         with self._ask(method, parts, query, PATIENCE) as response:
             try:
                 return json.loads(response.read())
-            except (HTTPException, OSError, ValueError) as error:
+            except (HttpError, OSError, ValueError) as error:
                 raise self._broken(error) from None
 
     @contextmanager
     def _ask(
         self, method: str, parts: tuple[str, ...], query: dict[str, object], patience: float | None
-    ) -> Iterator[HTTPResponse]:
+    ) -> Iterator[http.Response]:
         head, *rest = parts
-        path = "/".join([head, *(quote(part, safe="") for part in rest)])
+        target = "/".join([head, *map(escaped, rest)])
         given = {key.replace("_", "-"): value for key, value in query.items() if value is not None}
-        with closing(_Connection(self.path, patience)) as connection:
+        if given:
+            target += "?" + "&".join(f"{key}={escaped(value)}" for key, value in given.items())
+        with ExitStack() as stack:
             try:
-                connection.request(method, f"{path}?{urlencode(given)}" if given else path)
-                response = connection.getresponse()
-            except (HTTPException, OSError) as error:
+                response = stack.enter_context(http.asked(self.path, method, target, patience))
+            except (HttpError, OSError) as error:
                 raise self._unreachable(error) from None
-            with response:
-                if response.status >= 400:
-                    raise _refusal(response)
-                yield response
+            if response.status >= 400:
+                raise _refusal(response)
+            yield response
 
     def _unreachable(self, error: Exception) -> DnsproxyError:
         match error:
@@ -127,12 +110,12 @@ class Admin:
         )
 
 
-def _refusal(response: HTTPResponse) -> DnsproxyError:
+def _refusal(response: http.Response) -> DnsproxyError:
     """Return the error that an answer other than success stands for."""
     try:
         said = json.loads(response.read())
         message, faults = str(said["error"]), said.get("faults") or []
-    except (HTTPException, OSError, ValueError, KeyError, TypeError):
+    except (HttpError, OSError, ValueError, KeyError, TypeError):
         message, faults = f"the daemon answers {response.status} {response.reason}, and not why", []
     if faults:
         return FaultsError("\n".join([f"{message}:", *map(str, faults)]))

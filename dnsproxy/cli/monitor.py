@@ -13,6 +13,8 @@ from dnsproxy.cli import options
 from dnsproxy.cli.output import moment, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dnsproxy.cli.client import Admin
     from dnsproxy.cli.output import Row
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 @options.endpoint(running=True)
 @click.option("--name", "-n", metavar="PATTERN", help="These names only, such as '*.example.com'.")
 @click.option("--verdict", type=click.Choice(["allowed", "denied", "failed"]), help="These only.")
-@click.option("--output", "-o", type=click.Choice(["text", "json"]), default="text", show_default=True,
-              help="Lines for people, or JSON lines as in the query log.")  # fmt: skip
+@click.option("--output", "-o", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True,
+              help="Lines for people, JSON lines as in the query log, or YAML documents.")  # fmt: skip
 @options.asks_daemon
 def monitor(admin: Admin, endpoint: str | None, name: str | None, verdict: str | None, output: str) -> None:
     """Show who asks for what, and what comes of it, live, until Ctrl-C.
@@ -32,12 +34,22 @@ def monitor(admin: Admin, endpoint: str | None, name: str | None, verdict: str |
       dnsproxy monitor -e ci-runner --verdict denied
       dnsproxy monitor -n '**.example.com' -o json
     """  # noqa: D301 - \b is click's sign not to wrap what follows
-    render = json.dumps if output == "json" else human
+    render: Callable[[Row], str] = {"text": human, "json": json.dumps, "yaml": document}[output]
     with suppress(KeyboardInterrupt):
         for event in admin.lines("/v1/events", endpoint=endpoint, name=name, verdict=verdict):
             print(render(event), flush=True)
             if getattr(sys.stdout, "gone", False):
                 break
+
+
+def document(event: Row) -> str:
+    """Return an event as a YAML document."""
+    import yaml  # noqa: PLC0415
+
+    dumped = yaml.dump(
+        event, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=1000, explicit_start=True
+    )
+    return str(dumped).rstrip("\n")
 
 
 def human(event: Row) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +9,7 @@ import click
 from dnsproxy.cli import inputs, options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dnsproxy.endpoints import Endpoint, EndpointTable
@@ -144,8 +143,10 @@ def _explained(verdict: Verdict, *, restricted: bool, private: bool) -> Iterator
 
 
 def _opened(grant: Grant, *, private: bool) -> str:
-    """Return what a grant opens, such as `tcp 22 80-82, udp 443; sets github  (ci.yaml:7)`."""
-    parts = ["every port" if grant.ports is None else _ports(grant.ports)]
+    """Return what a grant opens, such as `22/tcp,80-82/tcp,443/udp; sets github  (ci.yaml:7)`."""
+    from dnsproxy.namemanager.elements import ports_text  # noqa: PLC0415
+
+    parts = ["every port" if grant.ports is None else ",".join(ports_text(grant.ports))]
     if grant.sets:
         parts.append("sets " + ", ".join(grant.sets))
     if grant.cidrs:
@@ -153,17 +154,3 @@ def _opened(grant: Grant, *, private: bool) -> str:
     elif not private:
         parts.append("public addresses only")
     return "; ".join(parts) + f"  ({grant.rule.file}:{grant.rule.line})"
-
-
-def _ports(ports: Iterable[tuple[int, int]]) -> str:
-    from dnsproxy.namemanager.elements import PROTOCOLS  # noqa: PLC0415
-
-    by_protocol = groupby(sorted(ports), key=lambda port: port[0])
-    return ", ".join(f"{PROTOCOLS[number]} {_ranges(found)}" for number, found in by_protocol)
-
-
-def _ranges(ports: Iterable[tuple[int, int]]) -> str:
-    """Return ports as text, those in a row as a range: `22 80-82`."""
-    runs = groupby(enumerate(port for _, port in ports), key=lambda pair: pair[1] - pair[0])
-    found = [[port for _, port in run] for _, run in runs]
-    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)

@@ -14,6 +14,7 @@ from dnsproxy.cli import cache, check, doctor, monitor, options, output, policy,
 from dnsproxy.errors import DnsproxyError, DocumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 HELP = """\
@@ -61,18 +62,42 @@ def _ended() -> int:
     """Run the command that is asked for and return its exit code."""
     try:
         return cli(prog_name="dnsproxy", standalone_mode=False) or 0
-    except DocumentError as error:
-        print(*output.in_order(error.problems), sep="\n", file=sys.stderr)
-        return error.exit_code
     except DnsproxyError as error:
-        print(f"dnsproxy: {error}", file=sys.stderr)
-        return error.exit_code
+        return _failed([error])
+    except ExceptionGroup as group:
+        ours, others = group.split(DnsproxyError)
+        if ours is None or others is not None:
+            raise  # a fault of the program is not to be mistaken for one of the user's
+        return _failed(list(_leaves(ours)))
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except click.Abort:
         print("dnsproxy: stopped", file=sys.stderr)
         return 1
+
+
+def _leaves(group: ExceptionGroup[DnsproxyError]) -> Iterator[DnsproxyError]:
+    for each in group.exceptions:
+        if isinstance(each, ExceptionGroup):
+            yield from _leaves(each)
+        else:
+            yield each
+
+
+def _failed(errors: Sequence[DnsproxyError]) -> int:
+    """Say what failed, each thing once; return the exit code of the first."""
+    told = [
+        line
+        for error in errors
+        for line in (
+            map(str, output.in_order(error.problems))
+            if isinstance(error, DocumentError)
+            else [f"dnsproxy: {error}"]
+        )
+    ]
+    print(*dict.fromkeys(told), sep="\n", file=sys.stderr)
+    return errors[0].exit_code
 
 
 @cli.command()

@@ -69,10 +69,10 @@ def test_where_nobody_listens_it_says_how_to_find_or_start_one(tmp_path):
 
 
 def test_without_rights_it_says_whose_group_to_join(monkeypatch, tmp_path):
-    def refused(self):
+    def refused(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(client._Connection, "connect", refused)
+    monkeypatch.setattr(client.http, "asked", refused)
     with pytest.raises(DnsproxyError, match="may not be used by user") as raised:
         Admin(tmp_path / "x").get("/v1/status")
     assert raised.value.exit_code == 5

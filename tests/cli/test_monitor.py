@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
 HEAD = {
     "ts": "2026-12-01T01:02:03.004005Z",
     "endpoint": "default/ci",
@@ -64,3 +66,10 @@ def test_a_line_for_people_has_the_words_in_ciliums_order(dnsproxy, daemon):
 def test_json_is_the_events(dnsproxy, daemon):
     daemon.says("GET /v1/events", "".join(f"{json.dumps(event)}\n" for event in EVENTS))
     assert [json.loads(line) for line in dnsproxy("monitor", "-o", "json")[1].splitlines()] == EVENTS
+
+
+def test_yaml_is_one_document_for_each_event(dnsproxy, daemon):
+    daemon.says("GET /v1/events", "".join(f"{json.dumps(event)}\n" for event in EVENTS))
+    out = dnsproxy("monitor", "-o", "yaml")[1]
+    assert list(yaml.safe_load_all(out)) == EVENTS
+    assert out.startswith("---\n")

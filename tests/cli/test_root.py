@@ -12,6 +12,8 @@ import pytest
 from command_line import DEMO, SAMPLE, TREE, process
 
 from dnsproxy import __version__
+from dnsproxy.cli import root
+from dnsproxy.errors import DocumentError, NetworkError, Problem, RightsError
 
 
 def test_without_arguments_the_help_teaches_and_the_usage_is_wrong(dnsproxy):
@@ -154,3 +156,36 @@ def test_what_asks_the_daemon_loads_neither_documents_nor_loops():
         "aiohttp",
         "yaml",
     }
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "told"),
+    [
+        ([NetworkError("port taken")], 4, "dnsproxy: port taken\n"),
+        (
+            [ExceptionGroup("", [RightsError("no right")]), NetworkError("port"), NetworkError("port")],
+            5,
+            "dnsproxy: no right\ndnsproxy: port\n",
+        ),
+        (
+            [DocumentError([Problem("a", 2, 1, "", "y"), Problem("a", 1, 1, "", "x")])],
+            3,
+            "a:1:1: x\na:2:1: y\n",
+        ),
+    ],
+)
+def test_errors_of_ours_in_a_group_end_as_messages(dnsproxy, monkeypatch, errors, code, told):
+    def fails(**_):
+        raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+    monkeypatch.setattr("dnsproxy.cli.root.cli", fails)
+    assert dnsproxy("run") == (code, "", told)
+
+
+def test_a_group_with_a_fault_of_the_program_is_not_hidden(monkeypatch):
+    def fails(**_):
+        raise ExceptionGroup("both", [NetworkError("port taken"), KeyError("bug")])
+
+    monkeypatch.setattr(root, "cli", fails)
+    with pytest.raises(ExceptionGroup, match="both"):
+        root._ended()
