@@ -151,7 +151,12 @@ class Proxy:
         self._ring = Ring() if config.events.file else None
         self._writer: EventWriter | None = None
         self._fan = Fan(self.exchange.set_events, self._ring)
-        self._shown = Shown(
+        self._administration = AsyncExitStack()
+        self._shown = self._show(sets)
+
+    def _show(self, sets: Sets) -> Shown:
+        """Return what the admin API looks at."""
+        return Shown(
             plan=self.plan,
             manager=self.manager,
             exchange=self.exchange,
@@ -163,7 +168,7 @@ class Proxy:
             tracker=self.tracker,
             store=lambda: self.keeper.status() if self.keeper else None,
             faults=lambda: self.reloader.faults,
-            listening=lambda: [str(address) for address in config.listen],
+            listening=lambda: [str(address) for address in self._config.listen],
             reload=self.reloader.now,
             reloaded=lambda: (self.reloader.succeeded, self.reloader.ended_at),
             restored=lambda: self._restored,
@@ -172,7 +177,6 @@ class Proxy:
             version=__version__,
             pid=os.getpid(),
         )
-        self._administration = AsyncExitStack()
 
     # -- from start to end ------------------------------------------------------------------------------
 
