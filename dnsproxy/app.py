@@ -30,6 +30,7 @@ from dnsproxy.cache import journal
 from dnsproxy.cache.gc import Collector
 from dnsproxy.cache.journal import State
 from dnsproxy.cache.keeper import Keeper
+from dnsproxy.domains import Domains, Kept
 from dnsproxy.errors import DnsproxyError, NetworkError
 from dnsproxy.events import EventWriter, Fan, Ring
 from dnsproxy.reload import Reloader
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from dnsproxy.endpoints import EndpointTable
     from dnsproxy.handover import Handover
     from dnsproxy.namemanager.manager import Sets
-    from dnsproxy.parts import UpstreamSource
+    from dnsproxy.parts import Loaded, UpstreamSource
     from dnsproxy.rules.policy import Policy
     from dnsproxy.servers import Routes, Server
     from dnsproxy.warmup import Target
@@ -89,7 +90,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 async def _serve(config: Config, path: Path, *, take_over: bool) -> None:
     async with AsyncExitStack() as stack:
         seen = {"policies": files.signature([config.policy.directory])}
-        endpoints, policy = parts.load_policy(config)
+        loaded = await asyncio.to_thread(parts.load_documents, config)
         local_addresses = await stack.enter_async_context(aclosing(host.changes(log.warning)))
         local = await anext(local_addresses)
         settings.check_loops(config, local)
@@ -102,7 +103,7 @@ async def _serve(config: Config, path: Path, *, take_over: bool) -> None:
         seen["upstreams"] = files.signature(upstream.watched(config))
         sets = await parts.open_sets(config)
         stack.push_async_callback(sets.close)
-        proxy = Proxy(config, path, sets, endpoints, policy, upstream, store, token)
+        proxy = Proxy(config, path, sets, loaded, upstream, store, token)
         await proxy.run(listening, local_addresses, seen, former)
 
 
@@ -114,8 +115,7 @@ class Proxy:
         config: Config,
         path: Path,
         sets: Sets,
-        endpoints: EndpointTable,
-        policy: Policy,
+        loaded: Loaded,
         upstream: UpstreamSource,
         store: Store | None,
         token: bytes,
@@ -124,8 +124,9 @@ class Proxy:
         self._store = store
         self._token = token
         self._upstream = upstream
-        self._endpoints = endpoints.with_host_addresses(upstream.local)
-        self._policy = policy
+        self._endpoints = loaded.endpoints.with_host_addresses(upstream.local)
+        self._policy = policy = loaded.policy
+        self._notes = loaded.notes
         self._loop = asyncio.get_running_loop()
         self._listeners: list[UdpListener | TcpListener] = []
         self._paused = False  # another instance reads the sockets
@@ -147,6 +148,8 @@ class Proxy:
             self._caches, aliases=self.exchange.aliases, claims=self.plan.claims, sets=self.plan.sets
         )
         self.keeper = Keeper(self._journal, store) if store else None
+        self.domains = Domains(config, Kept(self.keeper) if self.keeper else None)
+        self.domains.update(loaded.domains)
         self.reloader = Reloader(config, path, upstream, self._enforce, self._ask)
         self._ring = Ring() if config.events.file else None
         self._writer: EventWriter | None = None
@@ -232,6 +235,7 @@ class Proxy:
     ) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Yield the tasks that begin when queries are answered."""
         yield "connections", self.tracker.run()
+        yield "domains", self.domains.run()
         if self.keeper is not None and self._config.state.directory is not None:
             yield "state", self.keeper.run()
             yield "handover", self._offer(self._config.state.directory, sockets)
@@ -310,6 +314,7 @@ class Proxy:
             self._paused = True
             for listener in self._listeners:
                 listener.pause()
+            await self.domains.pause()
             if self.keeper is not None:
                 await self.keeper.release()
 
@@ -321,6 +326,7 @@ class Proxy:
                 self._paused = False
                 log.warning("the other instance did not take over; serving again")
                 await self._listen([sock.dup() for sock in sockets])
+                self.domains.resume()
                 await self._tries_to_administer()
 
         try:
@@ -458,17 +464,21 @@ class Proxy:
             self._upstream.local = local
             self._endpoints = self._endpoints.with_host_addresses(local)
             self.exchange.set_policy(self._policy, self._endpoints)
+            self.domains.look_again()
 
     # -- what is swapped --------------------------------------------------------------------------------
 
-    def _enforce(self, section: PolicySection, endpoints: EndpointTable, policy: Policy) -> None:
+    def _enforce(self, section: PolicySection, loaded: Loaded) -> None:
         before, old = _governed(self._policy, self._endpoints), self._policy
+        policy, endpoints = loaded.policy, loaded.endpoints
+        self._notes = loaded.notes
         self._policy, self._endpoints = policy, endpoints.with_host_addresses(self._upstream.local)
         self.plan.private = tuple(section.private)
         self.exchange.set_denials(section.deny, section.deny_ttl, strip=section.strip_private)
         self.manager.policy_changed(policy, self._endpoints)
         self.exchange.set_policy(policy, self._endpoints)
         old.retire()
+        self.domains.update(loaded.domains)
         log.info("policy in force", **self._summary())
         self._note()
         if changed := before ^ _governed(policy, self._endpoints):
@@ -487,7 +497,7 @@ class Proxy:
 
     def _note(self) -> None:
         """Say what the policy documents ask for and do not get."""
-        for note in self._policy.notes:
+        for note in self._notes:
             log.info("note", note=str(note))
 
     def _tell(self) -> None:

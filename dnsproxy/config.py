@@ -258,6 +258,20 @@ class WarmUpSection(yamldoc.Model):
     interval: Annotated[float, Field(ge=5, le=86_400, allow_inf_nan=False)] | None = None
 
 
+class DynDnsSection(yamldoc.Model):
+    """Who is told when a DynDNS record has changed or is halted."""
+
+    hook_command: list[str] = Field(default_factory=list)
+    hook_url: str | None = None
+
+    @field_validator("hook_url")
+    @classmethod
+    def _fetchable(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("https://", "http://")):
+            raise ValueError(f"{url!r} is no URL such as https://hooks.example/changed")
+        return url
+
+
 class SetsSection(yamldoc.Model):
     """The nftables sets, and how long an answer waits for them."""
 
@@ -308,6 +322,7 @@ class Config(yamldoc.Model):
     limits: LimitsSection = LimitsSection()
     state: StateSection = StateSection()
     warm_up: WarmUpSection = WarmUpSection()
+    dyndns: DynDnsSection = DynDnsSection()
     admin: AdminSection = AdminSection()
     metrics: MetricsSection = MetricsSection()
     events: EventsSection = EventsSection()

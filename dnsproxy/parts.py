@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from socket import SOCK_DGRAM, SOCK_STREAM
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -15,6 +15,7 @@ from dnsproxy.cache import preload
 from dnsproxy.cache.gc import Caches
 from dnsproxy.cache.store import Store
 from dnsproxy.demo import zone
+from dnsproxy.dyndns import documents
 from dnsproxy.errors import DocumentError, KernelError, NetworkError, RightsError
 from dnsproxy.exchange import Exchange
 from dnsproxy.handover import Handover
@@ -39,17 +40,44 @@ if TYPE_CHECKING:
     from dnsproxy.cache.gc import Collector
     from dnsproxy.cache.lookups import Record
     from dnsproxy.config import Config, SocketAddress
+    from dnsproxy.dyndns.documents import Domain
     from dnsproxy.endpoints import EndpointTable
+    from dnsproxy.errors import Problem
     from dnsproxy.namemanager.manager import Sets
     from dnsproxy.rules.policy import Policy
 
 log = structlog.get_logger("dnsproxy")
 
 
-def load_policy(config: Config) -> tuple[EndpointTable, Policy]:
-    """Read and check all policy files; DocumentError names every fault of every file."""
+class Loaded(NamedTuple):
+    """What the documents say: for the proxy, and for DynDNS."""
+
+    endpoints: EndpointTable
+    policy: Policy
+    domains: tuple[Domain, ...]
+    notes: tuple[Problem, ...]
+
+
+def load_documents(config: Config) -> Loaded:
+    """Read and check all documents; DocumentError names every fault of every file."""
     texts = files.read_policies(config.policy.directory)
-    return load(texts, enforcement=config.policy.enforcement)
+    faults: list[Problem] = []
+    try:
+        endpoints, policy = load(texts, enforcement=config.policy.enforcement)
+    except DocumentError as error:
+        faults += error.problems
+    try:
+        found = documents.load(texts)
+    except DocumentError as error:
+        raise DocumentError([*faults, *error.problems]) from None
+    if faults:
+        raise DocumentError(faults)
+    return Loaded(endpoints, policy, found.domains, (*policy.notes, *found.notes))
+
+
+def load_domains(config: Config) -> documents.Documents:
+    """Read and check the documents of DynDNS alone."""
+    return documents.load(files.read_policies(config.policy.directory))
 
 
 async def open_store(

@@ -18,7 +18,7 @@ import structlog
 from dnsproxy import config as settings
 from dnsproxy import files
 from dnsproxy.errors import DocumentError
-from dnsproxy.parts import load_policy
+from dnsproxy.parts import load_documents
 from dnsproxy.systemd import notify
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dnsproxy.config import Config, PolicySection
-    from dnsproxy.endpoints import EndpointTable
-    from dnsproxy.parts import UpstreamSource
-    from dnsproxy.rules.policy import Policy
+    from dnsproxy.parts import Loaded, UpstreamSource
     from dnsproxy.servers import Routes
 
 READ_AGAIN = {
@@ -50,7 +48,7 @@ class Reloader:
         config: Config,
         path: Path,
         upstream: UpstreamSource,
-        enforce: Callable[[PolicySection, EndpointTable, Policy], None],
+        enforce: Callable[[PolicySection, Loaded], None],
         ask: Callable[[Routes], None],
     ) -> None:
         self.config = config
@@ -104,7 +102,7 @@ class Reloader:
         """Read and check all that is due; then swap all of it, or keep all as it is."""
         try:
             config = await asyncio.to_thread(self._reread) if kind == "settings" else self.config
-            policy = await asyncio.to_thread(load_policy, config) if kind != "upstreams" else None
+            loaded = await asyncio.to_thread(load_documents, config) if kind != "upstreams" else None
             routes = await asyncio.to_thread(self._upstream.routes, config) if kind != "policies" else None
         except DocumentError as error:
             self._keep(kind, error)
@@ -112,8 +110,8 @@ class Reloader:
         self.faults = {} if kind == "settings" else {k: v for k, v in self.faults.items() if k != kind}
         self.succeeded = True
         self.config = config
-        if policy is not None:
-            self._enforce(config.policy, *policy)
+        if loaded is not None:
+            self._enforce(config.policy, loaded)
         if routes is not None:
             self._ask(routes)
 

@@ -41,7 +41,7 @@ _WORDS = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_TAGGED = "the tag {!r} is not used here: remove it"
+_TAGGED = "a tag (!...) is not used here: remove it, or write a value that starts with ! in quotes"
 _BARE_KEY = re.compile(r"[A-Za-z_][-\w]*").fullmatch
 
 
@@ -211,7 +211,7 @@ class _Builder:
         if depth >= MAX_DEPTH:
             self.refuse(node, f"nested deeper than {MAX_DEPTH} levels")
         elif node.tag != _TEXT:
-            self.refuse(node, _TAGGED.format(node.tag))
+            self.refuse(node, _TAGGED)
         elif isinstance(node, yaml.SequenceNode):
             made = self.sequence(node, depth + 1)
         elif isinstance(node, yaml.MappingNode):
@@ -246,7 +246,7 @@ class _Builder:
         if node.tag == _PLAIN:
             return _plain(node.value)
         if node.tag != _TEXT:
-            self.refuse(node, _TAGGED.format(node.tag))
+            self.refuse(node, _TAGGED)
         return node.value
 
     def refuse(self, node: yaml.Node, message: str) -> None:

@@ -92,6 +92,8 @@ class Keeper:
     async def remember(self, key: str, value: bytes | None) -> None:
         """Keep a value under a key for another start, now; None forgets it. DnsproxyError if that fails."""
         async with self._one:
+            if self._released:
+                raise DnsproxyError("the state is another instance's by now")
             await self._in_thread(self._store.remember, key, value)
 
     async def run(self) -> None:

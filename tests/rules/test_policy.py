@@ -671,12 +671,11 @@ def test_nothing_at_all_is_a_policy():
 
 
 def test_notes_of_all_kinds_are_collected_in_order():
-    skipped = "apiVersion: v1\nkind: Secret\n"
+    others = "apiVersion: v1\nkind: Secret\n"
     notes = World(
-        cilium("a", "  ingress: [{}]\n  egress:\n  - toFQDNs: [{matchName: a.test}]"), skipped
+        cilium("a", "  ingress: [{}]\n  egress:\n  - toFQDNs: [{matchName: a.test}]"), others
     ).notes()
     assert [note.split(": ", 2)[2][:30] for note in notes] == [
-        "Secret documents are not used ",
         "not enforced here: only egress",
         "default/ep1 may connect but ma",
     ]
