@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dnsproxy import addresses
 from dnsproxy.cli import check, inputs, probes
+from dnsproxy.cli.options import DEFAULT_CONFIG
 from dnsproxy.cli.output import counted
 from dnsproxy.errors import DnsproxyError, DocumentError
 
@@ -86,6 +88,11 @@ def daemon(case: Case) -> Iterator[Finding]:
     found = case.status
     if found["state"] == "enforcing":
         yield Finding(OK, f"process {found['pid']} answers at {admin.path} and enforces")
+    elif found["state"] == "shown, not enforced":
+        hint = "to enforce them, set `sets: {backend: nft}` and give it CAP_NET_ADMIN"
+        yield Finding(
+            WARN, f"process {found['pid']} answers at {admin.path}; sets are shown, not enforced", hint
+        )
     else:
         yield Finding(
             FAIL, f"process {found['pid']} is {found['state']}: {found['problem'] or 'see its log'}"
@@ -123,10 +130,20 @@ def _needed(case: Case, right: str) -> bool:
 
 def ports(case: Case) -> Iterator[Finding]:
     """See whether the addresses to listen on are free, or held by the daemon."""
-    for listener in case.settings.listen if case.settings else ():
-        for stream, protocol in probes.PROTOCOLS.items():
-            error = probes.bind_error(*listener, stream=stream)
-            yield _port(case, f"{protocol} {listener}", error, listener, stream=stream)
+    if case.settings is None:
+        return
+    wanted = [
+        (f"{protocol} {listener}", listener, stream)
+        for listener in case.settings.listen
+        for stream, protocol in probes.PROTOCOLS.items()
+    ]
+    others = {"admin": case.settings.admin.listen, "metrics": case.settings.metrics.listen}
+    wanted += [
+        (f"TCP {listener} ({key}.listen)", listener, True) for key, listener in others.items() if listener
+    ]
+    for where, listener, stream in wanted:
+        error = probes.bind_error(*listener, stream=stream)
+        yield _port(case, where, error, listener, stream=stream)
 
 
 def _port(case: Case, where: str, error: OSError | None, listener: SocketAddress, *, stream: bool) -> Finding:
@@ -211,7 +228,7 @@ def template(case: Case) -> Iterator[Finding]:
     free = [each.key for each in restricted if not _named(each.key, case.settings, named)]
     for key in free:
         which = "output" if key == case.endpoints.host.key else "forward"
-        hint = f"`dnsproxy template {which} | nft -f -` loads such rules"
+        hint = f"`dnsproxy template {which}{_option(case)} | nft -f -` loads such rules"
         yield Finding(
             FAIL, f"no firewall rule names the sets of {key}: nothing restricts its connections", hint
         )
@@ -219,6 +236,11 @@ def template(case: Case) -> Iterator[Finding]:
         yield Finding(
             OK, f"firewall rules name the sets of {counted(len(restricted), 'endpoint', 'endpoints')}"
         )
+
+
+def _option(case: Case) -> str:
+    """Return what names the settings on a command line, where these are not the default ones."""
+    return "" if case.config == DEFAULT_CONFIG else f" --config {shlex.quote(str(case.config))}"
 
 
 def _named(endpoint: str, given: Config, named: set[tuple[str, str, str]]) -> bool:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @options.endpoint(running=True)
 @click.option("--name", "-n", metavar="PATTERN", help="These names only, such as '*.example.com'.")
 @click.option("--verdict", type=click.Choice(["allowed", "denied", "failed"]), help="These only.")
-@click.option("--output", "-o", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True,
-              help="Lines for people, JSON lines as in the query log, or YAML documents.")  # fmt: skip
+@click.option("--output", "-o", type=click.Choice(["text", "json", "yaml"]), default="text",
+              show_default=True, help="Lines for people, the JSON of the query log, or YAML.")  # fmt: skip
 @options.asks_daemon
 def monitor(admin: Admin, endpoint: str | None, name: str | None, verdict: str | None, output: str) -> None:
     """Show who asks for what, and what comes of it, live, until Ctrl-C.
@@ -34,7 +34,8 @@ def monitor(admin: Admin, endpoint: str | None, name: str | None, verdict: str |
       dnsproxy monitor -e ci-runner --verdict denied
       dnsproxy monitor -n '**.example.com' -o json
     """  # noqa: D301 - \b is click's sign not to wrap what follows
-    render: Callable[[Row], str] = {"text": human, "json": json.dumps, "yaml": document}[output]
+    renderers: dict[str, Callable[[Row], str]] = {"text": human, "json": json.dumps, "yaml": document}
+    render = renderers[output]
     with suppress(KeyboardInterrupt):
         for event in admin.lines("/v1/events", endpoint=endpoint, name=name, verdict=verdict):
             print(render(event), flush=True)

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from dnsproxy import __version__
-from dnsproxy.cli import cache, check, doctor, monitor, options, output, policy, state, template, why
+from dnsproxy.cli import cache, check, doctor, monitor, options, output, policy, state, status, template, why
 from dnsproxy.errors import DnsproxyError, DocumentError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def completion(shell: str) -> None:
 
 
 for command in (
-    check.check, policy.policy, template.template, state.status, state.reload, monitor.monitor, why.why,
+    check.check, policy.policy, template.template, status.status, state.reload, monitor.monitor, why.why,
     cache.cache, cache.names, cache.zombies, state.endpoints, state.sets, doctor.doctor,
 ):  # fmt: skip
     cli.add_command(command)

@@ -1,8 +1,9 @@
-"""`dnsproxy status`, `reload`, `endpoints`, `sets`: how the daemon is, and what it holds."""
+"""`dnsproxy reload`, `endpoints`, `sets`: what the daemon holds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     from dnsproxy.cli.client import Admin
     from dnsproxy.cli.output import Columns, Row
+
+
+def _addresses(row: Row) -> object:
+    return row["addresses"] or ("this host" if HOST_LABEL in row["labels"] else None)
 
 
 def opened(rule: Row) -> str:
@@ -33,7 +38,7 @@ ENDPOINTS: Columns = {
     "IPs": lambda row: row["ips"],
     "Zombies": lambda row: row["zombies"],
     "Evicted": lambda row: row["evicted"],
-    "Addresses": lambda row: row["addresses"],
+    "Addresses": _addresses,
 }
 SETS: Columns = {
     "Set": lambda row: row["set"],
@@ -42,7 +47,7 @@ SETS: Columns = {
     "Applied": lambda row: row["applied"],
     "Missing": lambda row: row["missing"],
     "Extra": lambda row: row["extra"],
-    "Problem": lambda row: row["failing"],
+    "Problem": lambda row: row["failing"] or _only_shown(row),
 }
 VERIFIED: Columns = {
     "Set": lambda row: row["set"],
@@ -51,7 +56,7 @@ VERIFIED: Columns = {
     "Applied": lambda row: row["applied"],
     "Missing": lambda row: row["missing"],
     "Extra": lambda row: row["extra"],
-    "Problem": lambda row: row["error"] or _examples(row["examples"]),
+    "Problem": lambda row: row["error"] or _examples(row["examples"]) or _only_shown(row),
 }
 RULES: Columns = {
     "Kind": lambda row: row["kind"],
@@ -60,47 +65,18 @@ RULES: Columns = {
     "Rule": lambda row: f"{row['policy']} {row['path']}",
     "At": lambda row: row["at"],
 }
-ENFORCING = "enforcing"
+HOST_LABEL = "reserved:host"
+
+
+def _only_shown(row: Row) -> str | None:
+    return None if row["enforced"] else "only shown: no such set exists"
 
 
 def _examples(examples: Iterable[Row]) -> str:
     return "; ".join(f"{each['problem']} {each['element']}" for each in examples)
 
 
-# -- status, reload
-
-
-@click.command()
-@options.output
-@options.asks_daemon
-def status(admin: Admin, output: str) -> int:
-    """Tell how the daemon is.
-
-    Exit 0: it enforces, 1: it does not, or some file has faults and is not in force.
-    """
-    found = admin.get("/v1/status")
-    if output == "table":
-        lines = [(key, text(value)) for key, value in _flat(found)]
-        width = max(len(key) for key, _ in lines)
-        print(*(f"{key.ljust(width)}   {value}" for key, value in lines), sep="\n")
-    else:
-        show_value(found, output)
-    return 0 if found["state"] == ENFORCING and not found["faults"] else 1
-
-
-def _flat(value: Row, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, plain value) of nested mappings and of lists of these."""
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _flat(inner, f"{above}{key}.")
-        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            for place, each in enumerate(inner):
-                yield (
-                    f"{above}{key}[{place}]",
-                    ", ".join(f"{word} {text(told)}" for word, told in each.items()),
-                )
-        else:
-            yield above + key, None if inner == {} else inner
+# -- reload
 
 
 @click.command()
@@ -157,13 +133,25 @@ def endpoints_show(admin: Admin, endpoint: str, output: str) -> None:
         "evicted",
         "sets",
     ):
-        print(f"{key.ljust(11)}   {text(_labels(found[key]) if key == 'labels' else found[key])}")
+        told = {"labels": _labels, "addresses": _addresses}.get(key, itemgetter(key))
+        print(f"{key.ljust(11)}   {text(told(found))}")
     print()
-    show(found["rules"], RULES, output)
+    show(_joined(found["rules"]), RULES, output)
 
 
-def _labels(labels: dict[str, str]) -> list[str]:
-    return [f"{key}={value}" if value else key for key, value in labels.items()]
+def _joined(rules: Iterable[Row]) -> Iterator[Row]:
+    """Join the two rules that one `allow` of a policy is: names may be asked for, and connected to."""
+    lines: dict[tuple[str, ...], list[Row]] = {}
+    for rule in rules:
+        lines.setdefault(tuple(rule[key] for key in ("policy", "path", "text", "at")), []).append(rule)
+    for same in lines.values():
+        both = {"resolve", "connect"} <= {rule["kind"] for rule in same}
+        yield from ({**rule, "kind": "allow"} for rule in same if both and rule["kind"] == "connect")
+        yield from (rule for rule in same if not both or rule["kind"] == "deny")
+
+
+def _labels(row: Row) -> list[str]:
+    return [f"{key}={value}" if value else key for key, value in row["labels"].items()]
 
 
 def _parts(admin: Admin, endpoint: str) -> list[str]:

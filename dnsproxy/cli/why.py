@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def why(admin: Admin, address: str, endpoint: str | None, output: str) -> None:
     """Tell which names, rules, leases and connections keep an address open, or why it is not.
 
+    A name is shown by `dnsproxy cache list -p NAME`.
+
     \b
       dnsproxy why 192.0.2.1
       dnsproxy why 2001:db8::1 --endpoint ci-runner
@@ -63,6 +65,9 @@ def _of_endpoint(endpoint: Row) -> Iterator[str]:
     if endpoint["zombie"]:
         yield from _zombie(endpoint["zombie"])
     yield from _elements(endpoint["elements"])
+    if endpoint["not-learned"]:
+        seen = endpoint["not-learned"]
+        yield f"answered {moment(seen['at'])} for {seen['fqdn']}: not learned, since it is a private address"
     if endpoint["departed"]:
         gone = endpoint["departed"]
         yield f"left     {moment(gone['at'])} as {', '.join(gone['names'])}: {gone['cause']}"
@@ -75,7 +80,11 @@ def _rule(rule: Row) -> str:
 def _zombie(zombie: Row) -> Iterator[str]:
     now = "a connection uses it" if zombie["state"] == "live" else f"it is {zombie['state']}"
     over, alive = moment(zombie["delete-pending-at"]), moment(zombie["alive-at"])
-    yield f"zombie   lease over at {over}, last alive {alive}: {now}"
+    until = moment(zombie["expiration-time"])
+    if zombie["state"] == "unobserved":
+        yield f"zombie   lease over at {over}; connections cannot be seen here: it stays until {until}"
+    else:
+        yield f"zombie   lease over at {over}, last alive {alive}: {now}; next look {until or 'soon'}"
     yield f"         kept as {', '.join(zombie['names'])}"
 
 

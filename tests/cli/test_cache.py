@@ -15,6 +15,7 @@ LOOKUP = {
     "lookup-time": "2026-12-01T01:02:03.000004Z",
     "expiration-time": "2026-12-01T02:02:03.000004Z",
     "ips": ["192.0.2.1", "2001:db8::1"],
+    "connection": None,
 }
 
 
@@ -51,15 +52,44 @@ def test_clean_shows_what_will_go_and_asks(dnsproxy, daemon, monkeypatch, answer
     found, out, _ = dnsproxy("cache", "clean", "-p", "*.test")
     assert found == code
     assert "default/ci   lookup   a.test." in out
-    assert ("forgotten: 2 addresses of names" in out) == (code == 0)
+    assert ("forgotten: 2 pairs of name and address" in out) == (code == 0)
     assert len(daemon.asked) == (2 if code == 0 else 1)
 
 
 def test_clean_by_force_asks_nobody(dnsproxy, daemon):
     daemon.says("DELETE /v1/lookups", {"pairs": 1})
     code, out, _ = dnsproxy("cache", "clean", "-f", "-e", "ci")
-    assert (code, out) == (0, "forgotten: 1 address of names\n")
+    assert (code, out) == (0, "forgotten: 1 pair of name and address\n")
     assert daemon.asked == ["DELETE /v1/lookups?endpoint=ci&matchpattern=%2A"]
+
+
+def test_cutting_connections_has_to_be_asked_for_and_is_shown(dnsproxy, daemon, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    kept = {**LOOKUP, "source": "connection", "ips": ["192.0.2.3"], "connection": "live"}
+    what = "DELETE /v1/lookups?matchpattern=%2A&connections=true"
+    daemon.says(f"{what}&dry-run=true", [LOOKUP, kept])
+    daemon.says(what, {"pairs": 3})
+    code, out, _ = dnsproxy("cache", "clean", "--cut-connections")
+    assert code == 0
+    assert "2026-12-01T02:02:03.000Z 192.0.2.3 live" in " ".join(out.split())
+    assert "Connections to 1 address will be CUT." in out
+    daemon.says("DELETE /v1/lookups?matchpattern=%2A&dry-run=true", [LOOKUP])
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    out = dnsproxy("cache", "clean")[1]
+    assert "stay open while connections use them" in out
+    assert "CUT" not in out
+
+
+def test_addresses_of_several_names_are_marked(dnsproxy, daemon):
+    other = {**LOOKUP, "fqdn": "b.test.", "ips": ["192.0.2.1"]}
+    daemon.says("GET /v1/lookups", [LOOKUP, LOOKUP, other, {**other, "endpoint-id": "default/x"}])
+    out = dnsproxy("cache", "list")[1]
+    assert [line.split()[-1] for line in out.splitlines()[1:]] == [
+        "192.0.2.1*,2001:db8::1",
+        "192.0.2.1*,2001:db8::1",
+        "192.0.2.1*",
+        "192.0.2.1",
+    ]
 
 
 def test_names_are_selectors_and_in_json_what_cilium_prints(dnsproxy, daemon):
@@ -79,10 +109,16 @@ def test_zombies_say_how_many_names_are_not_shown(dnsproxy, daemon):
         "state": "live",
         "alive-at": LOOKUP["lookup-time"],
         "delete-pending-at": None,
+        "expiration-time": None,
         "since-pass": 1,
         "seen-pass": 2,
     }
     daemon.says("GET /v1/zombies", [row])
+    assert dnsproxy("zombies") == dnsproxy("zombies", "list")
+    assert dnsproxy("zombies", "-o", "json", "-e", "ci") == dnsproxy(
+        "zombies", "list", "-o", "json", "-e", "ci"
+    )
+    assert len(set(daemon.asked)) == 2
     line = dnsproxy("zombies")[1].splitlines()[1]
     assert line.startswith("default/ci   192.0.2.1   live    2026-12-01T01:02:03.000Z   -")
     assert line.endswith("a.test.,and 2 more")

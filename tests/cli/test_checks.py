@@ -40,6 +40,8 @@ def test_the_daemon_answers_and_enforces_or_not(case, daemon):
     assert results(checks.daemon(case)) == [OK]
     daemon.says("GET /v1/status", STATUS | {"state": "not enforcing", "faults": {"policies": "a:1: x"}})
     assert results(checks.daemon(case)) == [FAIL, FAIL]
+    daemon.says("GET /v1/status", STATUS | {"state": "shown, not enforced"})
+    assert results(checks.daemon(case)) == [WARN]
 
 
 def test_nobody_at_the_socket_is_a_failure(case):
@@ -79,11 +81,41 @@ def test_ports(case, monkeypatch, error, held, status, expected):
     assert set(results(checks.ports(case))) == {expected}
 
 
+def test_ports_of_the_administration_are_looked_at_too(folder, write, monkeypatch):
+    (folder / "token").write_text("x" * 64)
+    (folder / "token").chmod(0o600)
+    write(
+        folder,
+        "dnsproxy.yaml",
+        """
+        listen: [127.0.0.1:5300]
+        upstream: {servers: [192.0.2.53]}
+        admin: {listen: 127.0.0.1:5301, token_file: token}
+        metrics: {listen: 127.0.0.1:5302}
+        """,
+    )
+    case = Case(folder / "dnsproxy.yaml", lambda: None)
+    list(checks.settings(case))
+    taken = {5301, 5302}
+    monkeypatch.setattr(
+        probes,
+        "bind_error",
+        lambda _, port, **__: OSError(errno.EADDRINUSE, "x") if port in taken else None,
+    )
+    monkeypatch.setattr(probes, "holders", lambda port, **_: {9: "other"})
+    assert [(found.result, found.message) for found in checks.ports(case)] == [
+        (OK, "UDP 127.0.0.1:5300 is free"),
+        (OK, "TCP 127.0.0.1:5300 is free"),
+        (FAIL, "TCP 127.0.0.1:5301 (admin.listen) is taken by other (9)"),
+        (FAIL, "TCP 127.0.0.1:5302 (metrics.listen) is taken by other (9)"),
+    ]
+
+
 def test_rules_have_to_name_the_sets_of_restricted_endpoints(case, monkeypatch):
     monkeypatch.setattr(probes, "rules", list)
     (found,) = checks.template(case)
     assert (found.result, "build/ci-runner" in found.message) == (FAIL, True)
-    assert "template forward" in found.hint
+    assert f"template forward --config {case.config} |" in found.hint
     rule = {"family": "inet", "table": "dnsproxy", "expr": ["@ep.build.ci-runner.addr6"]}
     monkeypatch.setattr(probes, "rules", lambda: [rule])
     assert results(checks.template(case)) == [OK]

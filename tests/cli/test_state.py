@@ -1,20 +1,9 @@
-"""`dnsproxy status`, `reload`, `endpoints`, `sets`."""
+"""`dnsproxy reload`, `endpoints`, `sets`."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-STATUS = {
-    "version": "1",
-    "pid": 7,
-    "state": "enforcing",
-    "problem": None,
-    "queries": {"allowed": 3},
-    "upstreams": [{"server": "192.0.2.53:53", "failures": 0, "usable": True}],
-    "faults": {},
-}
 RULE = {
     "policy": "EgressPolicy default/ci",
     "path": "spec.allow[0]",
@@ -41,6 +30,7 @@ VERIFIED = {
     "set": "inet dnsproxy ep.default.ci.addr4",
     "endpoint-id": "default/ci",
     "ours": True,
+    "enforced": True,
     "kernel": 1,
     "applied": 1,
     "missing": 0,
@@ -48,19 +38,6 @@ VERIFIED = {
     "examples": [],
     "error": None,
 }
-
-
-@pytest.mark.parametrize(
-    ("change", "code"), [({}, 0), ({"state": "not enforcing"}, 1), ({"faults": {"policies": "a:1: x"}}, 1)]
-)
-def test_status_tells_by_its_code_whether_all_is_well(dnsproxy, daemon, change, code):
-    daemon.says("GET /v1/status", STATUS | change)
-    found, out, _ = dnsproxy("status")
-    assert found == code
-    lines = dict(line.split(None, 1) for line in out.splitlines())
-    assert lines["queries.allowed"] == "3"
-    assert lines["upstreams[0]"] == "server 192.0.2.53:53, failures 0, usable yes"
-    assert json.loads(dnsproxy("status", "-o", "json")[1]) == STATUS | change
 
 
 def test_reload_says_what_is_in_force_or_what_is_faulty(dnsproxy, daemon):
@@ -72,7 +49,13 @@ def test_reload_says_what_is_in_force_or_what_is_faulty(dnsproxy, daemon):
 
 def test_endpoints_are_listed_and_shown_by_key_or_name(dnsproxy, daemon):
     daemon.says("GET /v1/endpoints", [ENDPOINT, ENDPOINT | {"endpoint-id": "test/lab"}])
-    daemon.says("GET /v1/endpoints/default/ci", ENDPOINT | {"rules": [RULE], "sets": ["a", "b"]})
+    rules = [
+        RULE | {"kind": "resolve", "ports": None},
+        RULE | {"kind": "deny", "path": "spec.deny[0]"},
+        RULE,
+        RULE | {"kind": "resolve", "text": "*.corp."},
+    ]
+    daemon.says("GET /v1/endpoints/default/ci", ENDPOINT | {"rules": rules, "sets": ["a", "b"]})
     assert dnsproxy("endpoints", "list")[1].splitlines()[1].split() == [
         "default/ci",
         "yes",
@@ -87,9 +70,10 @@ def test_endpoints_are_listed_and_shown_by_key_or_name(dnsproxy, daemon):
         assert code == 0
         assert "labels        app=ci,x" in out
         assert (
-            "connect   a.test.   443/tcp; sets github   EgressPolicy default/ci spec.allow[0]   ci.yaml:7"
-            in out
-        )
+            "allow a.test. 443/tcp; sets github EgressPolicy default/ci spec.allow[0] ci.yaml:7"
+        ) in " ".join(out.split())
+        kinds = [line.split()[0] for line in out.partition("Kind")[2].splitlines()[1:]]
+        assert kinds == ["allow", "deny", "resolve"]
     code, _, err = dnsproxy("endpoints", "show", "none")
     assert code == 2
     assert "'none' is unknown; there are: default/ci, test/lab" in " ".join(err.split())
@@ -100,6 +84,7 @@ def test_sets_are_listed(dnsproxy, daemon):
         "set": "inet d a",
         "endpoint-id": "",
         "ours": False,
+        "enforced": True,
         "wanted": 3,
         "applied": 2,
         "missing": 1,
@@ -117,6 +102,13 @@ def test_sets_are_listed(dnsproxy, daemon):
         "1",
         "0       set missing",
     ]
+    daemon.says("GET /v1/sets", [row | {"failing": None, "enforced": False}])
+    assert dnsproxy("sets", "list")[1].splitlines()[1].endswith("   only shown: no such set exists")
+
+
+def test_the_host_is_this_host(dnsproxy, daemon):
+    daemon.says("GET /v1/endpoints", [ENDPOINT | {"labels": {"reserved:host": ""}, "addresses": []}])
+    assert dnsproxy("endpoints", "list")[1].splitlines()[1].endswith("   this host")
 
 
 @pytest.mark.parametrize(

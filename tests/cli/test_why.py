@@ -33,7 +33,14 @@ KNOWN = {
                     "rules": [RULE],
                 }
             ],
-            "zombie": {"state": "live", "alive-at": STAMP, "delete-pending-at": STAMP, "names": ["a.test."]},
+            "zombie": {
+                "state": "live",
+                "alive-at": STAMP,
+                "delete-pending-at": STAMP,
+                "expiration-time": None,
+                "names": ["a.test."],
+            },
+            "not-learned": {"fqdn": "c.test.", "at": STAMP},
             "elements": [{"set": "inet d s", "element": "192.0.2.1", "name": "a.test."}],
             "departed": {"at": STAMP, "names": ["b.test."], "cause": "idle"},
         }
@@ -57,6 +64,9 @@ def test_everything_that_keeps_an_address_is_told(dnsproxy, daemon):
         "opens every port; also in 10.0.0.0/8",
     ]
     assert "and 2 more names" in lines
+    assert (
+        "answered 2026-12-01T01:02:03.000Z for c.test.: not learned, since it is a private address" in lines
+    )
     assert "left     2026-12-01T01:02:03.000Z as b.test.: idle" in lines
     assert sum(line.startswith("element  inet d ") for line in lines) == 2
     assert json.loads(dnsproxy("why", "192.0.2.1", "-o", "json")[1]) == KNOWN
