@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from fakes import run_virtual
+from fakes import VirtualLoop, run_virtual
 
 from dnsproxy import addresses
 from dnsproxy.dyndns import documents
@@ -215,6 +215,19 @@ async def kill(task: asyncio.Task) -> None:
 
 async def minutes(count: float) -> None:
     await asyncio.sleep(60 * count)
+
+
+class LongLoop(VirtualLoop):
+    """Virtual time beyond half a year, where a float of seconds has no nanoseconds any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock_resolution = 1e-6
+
+
+def run_long(main) -> None:
+    with asyncio.Runner(loop_factory=LongLoop) as runner:
+        runner.run(main)
 
 
 def virtual(test):

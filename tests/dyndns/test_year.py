@@ -15,8 +15,8 @@ from dyndns_world import (
     gaps,
     kill,
     minutes,
+    run_long,
 )
-from fakes import run_virtual
 
 from dnsproxy.dyndns.outcomes import Code
 from dnsproxy.dyndns.plan import RULES, Kind
@@ -177,7 +177,7 @@ def test_a_year(seed):
     The deep profile takes the whole year at the shortest interval; otherwise it is some weeks of it.
     """
     year = Year(random.Random(seed), days=365 if os.environ.get("DNSPROXY_DEEP") else 40)
-    run_virtual(year.live())
+    run_long(year.live())
     requests = year.world.provider.requests
     assert len(requests) > 50
     assert min(gaps([at for at, *_ in requests])) >= 300
