@@ -59,7 +59,7 @@ async def test_what_was_learned_is_listed_explained_and_forgotten(tmp_path):
         assert "www.example.com.   " in (await run("cache list -e ci")).stdout
         assert "www.example.com." in (await run("why 93.184.216.34")).stdout
         cleaned = await run("cache clean -f -p www.example.com")
-        assert (cleaned.returncode, cleaned.stdout) == (0, "forgotten: 1 address of names\n")
+        assert (cleaned.returncode, cleaned.stdout) == (0, "forgotten: 1 pair of name and address\n")
         assert "lookup   www.example.com." not in (await run("cache list")).stdout
 
 
