@@ -112,13 +112,15 @@ def _listening(folder: Path) -> Iterator[socket.socket]:
             listener.bind(address)
         finally:
             os.umask(before)
+        ours = os.stat(address).st_ino  # noqa: PTH116
         listener.listen(1)
         listener.setblocking(False)
         try:
             yield listener
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(address)  # noqa: PTH108
+                if os.stat(address).st_ino == ours:  # noqa: PTH116 - else it is our successor's by now
+                    os.unlink(address)  # noqa: PTH108
 
 
 @contextmanager

@@ -190,3 +190,15 @@ async def test_the_old_one_goes_on_when_the_new_one_falls_asleep(tmp_path, bound
     sleeper.close()
     assert old.steps == ["prepare", "resume"]
     await stopped(serving)
+
+
+async def test_who_ends_leaves_the_socket_of_its_successor_alone(tmp_path, bound):
+    first = Old(bound).offer(tmp_path)
+    (await connected(tmp_path)).close()
+    second = Old(bound).offer(tmp_path)
+    before = (tmp_path / NAME).stat().st_ino
+    await soon(lambda: (tmp_path / NAME).stat().st_ino != before)
+    await stopped(first)
+    (await connected(tmp_path)).close()
+    await stopped(second)
+    assert not (tmp_path / NAME).exists()

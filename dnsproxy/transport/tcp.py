@@ -11,6 +11,8 @@ hold is bounded:
     answers            that the client does not fetch: above `CHOKED` octets reading stops, above `UNFETCHED`
                        the connection is reset, since what is in flight cannot be stopped
     time               without a whole query or answer
+    turns              of the loop: a connection asks `SHARE` queries and waits for its turn behind the
+                       others, `TURN` connections a turn; all that time UDP clients are served
 
 A client may end its side after its queries; what is in flight is still answered before we close ours. Where
 we are the one to end (`pause`, a length that no query has), our side is ended first, behind the last answer,
@@ -26,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, cast
 
 from dnsproxy import addresses
@@ -47,6 +49,8 @@ LARGEST: Final = 65_535  # octets of a message
 ROOM: Final = 16 * 1024  # octets read at once
 CHOKED: Final = 64 * 1024
 UNFETCHED: Final = 256 * 1024
+SHARE: Final = 32  # queries of one connection in a row
+TURN: Final = 4  # connections that go on in one turn of the loop: 128 queries, about two milliseconds
 LINGER: Final = 1.0  # seconds in which a client may notice that we have ended our side
 COUNTS: Final = (
     "accepted",
@@ -115,6 +119,7 @@ class Streams:
         self._connections = connections
         self._per_client = per_client
         self._owner = owner or bytes.hex
+        self._waiting: deque[Connection] = deque()  # those that have more to ask than a turn allows
         self._clients: Counter[str | None] = Counter()
         self._owners: dict[Connection, str | None] = {}
 
@@ -122,6 +127,26 @@ class Streams:
     def open(self) -> int:
         """The number of open connections."""
         return len(self._owners)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether connections wait for their turn, so that who has something to ask waits behind them."""
+        return bool(self._waiting)
+
+    def wait(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """Let a connection go on when its turn comes."""
+        if not self._waiting:
+            loop.call_soon(self._turn, loop)
+        self._waiting.append(connection)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let some go on; the others in the loop's next turn, after everybody else had theirs."""
+        waiting = self._waiting
+        for _ in range(min(TURN, len(waiting))):
+            waiting[0].go_on()
+            waiting.popleft()
+        if waiting:
+            loop.call_soon(self._turn, loop)
 
     def enter(self, connection: Connection) -> bool:
         """Count a new connection in, unless that is one too many."""
@@ -176,6 +201,7 @@ class Connection(asyncio.BufferedProtocol):
         self._made = False
         self._full = False  # of queries in flight
         self._choked = False  # by answers that the client does not fetch
+        self._tired = False  # of asking in this turn of the loop; its next turn will come
         self._reading = True
         self._left = False  # by the client, in its direction
         self._ended = False  # no more queries are taken
@@ -212,7 +238,10 @@ class Connection(asyncio.BufferedProtocol):
         """Ask about the messages that are complete now."""
         if not self._ended:
             self._frames.feed(memoryview(self._listener.room)[:nbytes])
-            self._pump()
+            if self._streams.crowded:
+                self._wait()
+            else:
+                self._pump()
 
     def eof_received(self) -> bool:
         """Keep our side open until everything is answered."""
@@ -263,9 +292,23 @@ class Connection(asyncio.BufferedProtocol):
         if self._made:
             self._transport.abort()
 
+    def go_on(self) -> None:
+        """Ask on, since it is this connection's turn."""
+        self._tired = False
+        self._pump()
+
+    def _wait(self) -> None:
+        if not self._tired:
+            self._tired = True
+            self._streams.wait(self, self._loop)
+            self._steer()
+
     def _pump(self) -> None:
         """Ask about whole messages until there are none or the connection has enough to do; then read on."""
         self._due = False
+        if self._tired:
+            return
+        left = SHARE
         if self._full and self._in_flight <= self._streams.in_flight // 2:
             self._full = False
         try:
@@ -274,6 +317,10 @@ class Connection(asyncio.BufferedProtocol):
                 if wire is None:
                     break
                 self._ask(wire)
+                left -= 1
+                if not left:
+                    self._wait()
+                    return
         except FormError:
             self._listener.counts["malformed"] += 1
             self._frames = Frames()
@@ -299,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         """Read or do not, and end our side when there is nothing more to answer."""
         if not self._made or self._finished or self._transport.is_closing():
             return
-        busy = self._full or self._choked
+        busy = self._full or self._choked or self._tired
         if self._ended and self._in_flight <= 0 and not busy:
             self._finish()
         elif self._reading is busy and not self._left:

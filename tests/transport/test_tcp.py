@@ -135,6 +135,26 @@ async def test_a_query_is_answered(host, asked, source):
     assert exchange.asked == [(message(1), source, True)]
 
 
+@pytest.mark.parametrize("connections", [1, 12])
+async def test_no_flood_of_queries_takes_a_turn_of_the_loop_for_itself(connections):
+    """What is asked and answered between two turns is bounded, however much has been read already."""
+    exchange, most, count = Echo(), 0, 600
+    async with listening(exchange) as (_, port), clients(port, connections) as opened:
+        for client in opened:
+            for number in range(count):
+                client.send(message(number))
+        before = 0
+        async with asyncio.timeout(30):
+            while len(exchange.asked) < connections * count:
+                await asyncio.sleep(0)
+                most, before = max(most, len(exchange.asked) - before), len(exchange.asked)
+        for client in opened:
+            assert [await client.receive() for _ in range(count)] == [
+                reply_to(message(number)) for number in range(count)
+            ]
+    assert most <= (tcp.TURN + 1) * tcp.SHARE
+
+
 async def test_a_mapped_client_is_the_ipv4_client_that_it_is():
     exchange = Echo()
     sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
