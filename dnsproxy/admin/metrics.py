@@ -86,7 +86,7 @@ class Reader(Source):
         yield _gauge("build_info", "constant 1, with the version", [({"version": state.version}, 1)])
         yield from _queries(state)
         yield from _caches(state)
-        yield from _sets(manager)
+        yield from _sets(state, manager)
         yield from _passes(state)
         yield from _upkeep(state)
         if self._per_endpoint:
@@ -152,14 +152,13 @@ def _caches(state: State) -> Iterator[Metric]:
     )
 
 
-def _sets(manager: Mapping[str, Any]) -> Iterator[Metric]:
+def _sets(state: State, manager: Mapping[str, Any]) -> Iterator[Metric]:
     states = [({"state": each}, int(each == manager["state"])) for each in STATES]
     yield _gauge("sets_state", "1 for the state that the sets are in", states)
     yield _gauge("sets_failing", "sets that cannot be filled", [({}, len(manager["failing"]))])
     yield _gauge("sets_elements", "elements that the kernel has acknowledged", [({}, manager["applied"])])
     yield _gauge("sets_doubted", "elements that may be there and do not count", [({}, manager["doubted"])])
     for key, help_ in {
-        "not_learned": "addresses and CNAME targets of answers with too many of them",
         "batches": "transactions",
         "elements": "elements written or deleted",
         "repairs": "repairs",
@@ -167,6 +166,9 @@ def _sets(manager: Mapping[str, Any]) -> Iterator[Metric]:
         "failures": "calls to the kernel that failed",
     }.items():
         yield _counter(f"sets_{key}_total", help_, [({}, manager[key])])
+    yield _counter(
+        "sets_cut_total", "addresses and CNAME targets left out of answers", [({}, state.plan.cut)]
+    )
     ended = [({"end": end}, manager[end]) for end in ("released", "timeouts", "refused")]
     yield _counter("holds_ended_total", "answers that waited for the kernel, by how it ended", ended)
     yield _gauge("holds_waiting", "answers that wait for the kernel", [({}, manager["waiting"])])

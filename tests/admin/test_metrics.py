@@ -130,6 +130,7 @@ def test_histograms_are_cumulative(world):
 
 def test_the_state_of_sets_passes_store_and_files(world):
     world.manager.drift = 5
+    world.plan.cut = 6
     world.manager.failing[endpoint_set(("inet", "dnsproxy"), CI, 4, ports=True)] = "set full"
     world.faults = {"policies": "no"}
     passes = world.caches.passes
@@ -141,6 +142,7 @@ def test_the_state_of_sets_passes_store_and_files(world):
         ("sets_state", "enforcing"): 0,
         ("sets_failing",): 1,
         ("sets_drift_total",): 5,
+        ("sets_cut_total",): 6,
         ("conntrack_pass_age_seconds",): 12,
         ("store_age_seconds",): 2.5,
         ("reload_faults",): 1,

@@ -155,6 +155,9 @@ def test_what_asks_the_daemon_loads_neither_documents_nor_loops():
         "pyroute2",
         "aiohttp",
         "yaml",
+        "http.client",
+        "email",
+        "ssl",
     }
 
 
