@@ -15,8 +15,8 @@ A line is one of
      "cnames", "ttl", "upstream_ms", "hold_ms", "server", "cause", "not_learned"}
     {"ts", "type": "dropped", "count"}
 
-`ts` is RFC 3339 in UTC; `rule` is null or {"policy", "path", "text", "at": "file:line"}. `cause` is empty if the
-client got the upstream's answer, else
+`ts` is RFC 3339 in UTC; `rule` is null or {"policy", "path", "text", "at": "file:line"}. `cause` is empty if
+the client got the upstream's answer, else
 
     network, upstream, timeout   no server could be reached, had a usable answer, or answered in time
     limit                        too many queries were in flight, of all clients or of this one
