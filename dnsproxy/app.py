@@ -130,6 +130,7 @@ class Proxy:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[UdpListener | TcpListener] = []
         self._paused = False  # another instance reads the sockets
+        self._alone = True  # no former instance may still put something into the sets
         self._stop = asyncio.Event()
         self._restored = False
         self._routes = upstream.routes(config)
@@ -198,7 +199,7 @@ class Proxy:
         if former is None:
             await self._preload(state)
         self._restored = True
-        self.manager.deletes = former is None
+        self._alone = self.manager.deletes = former is None
         async with asyncio.TaskGroup() as tasks:
             steps = {
                 "sets": self.manager.run(),
@@ -296,7 +297,7 @@ class Proxy:
             await self.manager.resync()
         except (DnsproxyError, OSError) as error:  # the writer repairs it, and says so
             log.info("the sets could not be read back at once", error=str(error))
-        self.manager.deletes = True
+        self._alone = self.manager.deletes = True
         log.info("took over from the former instance")
 
     async def _offer(self, folder: Path, sockets: list[socket.socket]) -> None:
@@ -319,7 +320,7 @@ class Proxy:
                 await self.keeper.release()
 
         async def resume() -> None:
-            self.manager.deletes = True
+            self.manager.deletes = self._alone
             if self.keeper is not None:
                 await self.keeper.resume()
             if self._paused:

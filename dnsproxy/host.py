@@ -31,6 +31,7 @@ LOOPBACK: Addresses = frozenset(map(addresses.from_text, ("127.0.0.1", "::1")))
 SETTLE = 0.1  # seconds in which further events join the same reading
 RECHECK = 60.0  # seconds after which the addresses are read without an event
 PAUSE = 10.0  # seconds until another try after an error
+PATIENCE = 2.0  # seconds that an end waits for the thread, which holds nothing that matters
 
 _GROUPS = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
 
@@ -63,7 +64,7 @@ async def changes(say: Callable[[str], None]) -> AsyncGenerator[Addresses, None]
     finally:
         with suppress(InvalidStateError):
             stopped.set_result(None)
-        thread.join()
+        thread.join(PATIENCE)
 
 
 def _lost(error: Exception, known: Addresses | None) -> str:
@@ -133,7 +134,8 @@ async def _report(route: AsyncIPRoute, changed: asyncio.Event, report: Callable[
         changed.clear()
         report(frozenset([_local(message) async for message in await route.get_addr()]))
         with suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), RECHECK)
+            async with asyncio.timeout(RECHECK):  # not wait_for, which may swallow a cancellation (3.11)
+                await changed.wait()
             await asyncio.sleep(SETTLE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -178,6 +179,29 @@ def test_without_netlink_there_is_loopback_and_one_word_about_it():
     assert printed[0].startswith("SAY the addresses of this host cannot be read ([Errno 97]")
     assert "only loopback addresses count as this host" in printed[0]
     assert "Allow AF_NETLINK" in printed[0]
+
+
+class NoAddresses:
+    """A netlink socket of a host without any."""
+
+    async def get_addr(self):
+        async def nothing():
+            for message in ():
+                yield message
+
+        return nothing()
+
+
+async def test_a_change_in_the_very_moment_of_the_end_ends_nothing_else():
+    changed, reported = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(host._report(NoAddresses(), changed, lambda _: reported.set()))
+    await reported.wait()
+    await asyncio.sleep(0)
+    changed.set()
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=10)
+    assert done
+    assert task.cancelled()
 
 
 async def test_closing_ends_the_thread():
