@@ -289,6 +289,7 @@ class Zombies:
             yield from self._evict(self._by_name.of(name), self._per_name, now)
         yield from self._evict(self._zombies.keys(), self._maximum, now)
         yield from self._trim(now)
+        self.alive = min(self.alive, len(self))  # a limit costs the idle ones first
 
     def drain(self, now: float) -> Work:
         """Give everything up, for an endpoint that is gone."""
