@@ -120,7 +120,13 @@ def clean(
     if cut_connections:
         what["connections"] = "true"
     if not force:
-        _preview(admin.delete("/v1/lookups", **what, dry_run="true"))
+        rows = admin.delete("/v1/lookups", **what, dry_run="true")
+        if not rows:
+            print(
+                "nothing to forget" + ("" if cut_connections else "; --cut-connections takes zombies as well")
+            )
+            return
+        _preview(rows)
         click.confirm("\nForget it?", abort=True)
     gone = admin.delete("/v1/lookups", **what)
     print(f"forgotten: {counted(gone['pairs'], 'pair', 'pairs')} of name and address")
@@ -132,8 +138,9 @@ def _preview(rows: list[Row]) -> None:
     show(rows, CLEANED, "table")
     if any(row["source"] == "lookup" for row in rows):
         print("\nAddresses of lookups stay open while connections use them.")
-    if cut := sum(row["connection"] not in (None, "idle") for row in rows):
-        print(f"\nConnections to {counted(cut, 'address', 'addresses')} will be CUT.")
+    busy = [row for row in rows if row["connection"] not in (None, "idle")]
+    if cut := {(row["endpoint-id"], *row["ips"]) for row in busy}:
+        print(f"\nConnections to {counted(len(cut), 'address', 'addresses')} will be CUT.")
 
 
 @click.command()

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dnsproxy.cli.client import Admin
     from dnsproxy.cli.output import Row
 
+SHOWN = "shown, not enforced"
 FINE = {
     "enforcing": "all that names open is in the kernel's sets before an answer goes out",
-    "shown, not enforced": "sets are printed and exist nowhere, as sets.backend says; "
-    "nothing is restricted or opened",
+    SHOWN: "sets are printed and exist nowhere, as sets.backend says; nothing is restricted or opened",
 }
 
 WORDS = FINE | {"starting": "the sets are not read back yet", "not enforcing": "see its log"}
@@ -115,7 +115,8 @@ def _learned(found: Row) -> str:
 
 
 def _sets(found: Row) -> str:
-    told = [f"{counted(found['applied'], 'element', 'elements')} applied"]
+    word = "shown" if found["state"] == SHOWN else "applied"
+    told = [f"{counted(found['applied'], 'element', 'elements')} {word}"]
     told += [f"{found['queued']} queued"] if found["queued"] else []
     told += [f"{found['doubted']} IN DOUBT"] if found["doubted"] else []
     return ", ".join(told) + "; " + _nonzero(found, first=("repairs",), others=("drift", "failures", "cut"))

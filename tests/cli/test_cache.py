@@ -67,7 +67,7 @@ def test_cutting_connections_has_to_be_asked_for_and_is_shown(dnsproxy, daemon, 
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     kept = {**LOOKUP, "source": "connection", "ips": ["192.0.2.3"], "connection": "live"}
     what = "DELETE /v1/lookups?matchpattern=%2A&connections=true"
-    daemon.says(f"{what}&dry-run=true", [LOOKUP, kept])
+    daemon.says(f"{what}&dry-run=true", [LOOKUP, kept, {**kept, "fqdn": "b.test."}])
     daemon.says(what, {"pairs": 3})
     code, out, _ = dnsproxy("cache", "clean", "--cut-connections")
     assert code == 0
@@ -78,6 +78,17 @@ def test_cutting_connections_has_to_be_asked_for_and_is_shown(dnsproxy, daemon, 
     out = dnsproxy("cache", "clean")[1]
     assert "stay open while connections use them" in out
     assert "CUT" not in out
+
+
+def test_nothing_to_forget_is_no_question(dnsproxy, daemon):
+    daemon.says("DELETE /v1/lookups", [])
+    assert dnsproxy("cache", "clean") == (
+        0,
+        "nothing to forget; --cut-connections takes zombies as well\n",
+        "",
+    )
+    assert dnsproxy("cache", "clean", "--cut-connections")[:2] == (0, "nothing to forget\n")
+    assert all("dry-run=true" in asked for asked in daemon.asked)
 
 
 def test_addresses_of_several_names_are_marked(dnsproxy, daemon):

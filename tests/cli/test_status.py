@@ -68,5 +68,6 @@ def test_it_fits_on_a_screen_and_has_no_raw_numbers(dnsproxy, daemon):
     assert lines["store"] == "written 3 s ago"
     assert lines["queries"] == "7 queries, 0 denied, 0 answers, 2 strays, 0 in flight"
     assert lines["learned"].startswith("3 endpoints, ")
-    _, lines = told(dnsproxy, daemon, store=None)
+    _, lines = told(dnsproxy, daemon, store=None, sets=FINE["sets"] | {"state": "shown, not enforced"})
+    assert lines["sets"].strip().startswith("0 elements shown")
     assert lines["store"].strip().startswith("none")
