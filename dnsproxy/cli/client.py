@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SOCKET = Path("/run/dnsproxy/admin.sock")
 DEFAULT_CONFIG = Path("/etc/dnsproxy/dnsproxy.yaml")
+_WORD = re.compile(r"\bsocket\b").search
 PATIENCE = 60.0  # seconds; a repair of large sets takes some, an answer that streams has no end
 
 
@@ -144,7 +146,7 @@ def _configured(config: Path) -> Path:
 
 
 def _setting(text: str, config: Path) -> Path | None:
-    if "socket" not in text:  # then there is nothing to look for, and no need to load a reader of YAML
+    if not _WORD(text):  # then there is nothing to look for, and no need to load a reader of YAML
         return DEFAULT_SOCKET
     import yaml  # noqa: PLC0415
 
