@@ -176,6 +176,7 @@ class Proxy:
             reload=self.reloader.now,
             reloaded=lambda: (self.reloader.succeeded, self.reloader.ended_at),
             restored=lambda: self._restored,
+            domains=lambda: self.domains.sync,
             clock=self._loop.time,
             wall=time.time,
             version=__version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from fakes import FakeSets, Sent
 from dnsproxy import addresses, names
 from dnsproxy.admin.views import State
 from dnsproxy.cache.gc import Caches, Collector
+from dnsproxy.dyndns import documents, plan
+from dnsproxy.dyndns.status import Event, View, status
 from dnsproxy.errors import RightsError
 from dnsproxy.events import Fan, Ring
 from dnsproxy.exchange import Exchange
@@ -62,6 +65,36 @@ class Reading:
     untracked: frozenset[int] = frozenset()
 
 
+DOMAIN = """
+apiVersion: dyndns.contrib.strato.com/v1alpha1
+kind: Domain
+metadata: {name: www}
+spec: {fqdn: www.example.de, ipAddress: 93.184.216.34, password: {env: SECRET}}
+"""
+
+
+class Records:
+    """DynDNS as the API sees it: one record, with one event."""
+
+    def __init__(self):
+        (self.domain,) = documents.load([("domain.yaml", DOMAIN)]).domains
+        self.events = [Event(0.0, "Warning", "DynDnsUpdateHalted", self.domain.title, "www.example.de", "no")]
+        self.updates, self.checks = Counter({("www.example.de", "good"): 2}), Counter()
+        self.refusal = None
+
+    def views(self):
+        view = View(self.domain, plan.State())
+        return [(view, status(view, plan.Clock(0.0, 0.0, "")))]
+
+    def problems(self):
+        return ["Domain default/www: halted"]
+
+    def force(self, name):
+        return self.refusal
+
+    resume = force
+
+
 @dataclass
 class World:
     """The state, what is behind it, and a clock that stands still."""
@@ -91,6 +124,7 @@ class World:
         self.tracker = Tracker(self.read, self.caches, lambda: self.endpoints, clock=self.clock)
         self.fan = Fan(self.exchange.set_events)
         self.out = Sent()
+        self.domains = Records()
         self.state = State(
             plan=self.plan,
             manager=self.manager,
@@ -107,6 +141,7 @@ class World:
             reloaded=lambda: (self.reloaded_well, 999.0),
             tracker=self.tracker,
             store=lambda: {"age": 2.5, "batches": 3, "problem": None},
+            domains=lambda: self.domains,
             clock=self.clock,
             wall=lambda: self.now + AHEAD,
             version="1.2.3",

@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from dnsproxy import addresses
-from dnsproxy.admin import schema, views
+from dnsproxy.admin import domains, schema, views
 from dnsproxy.admin.metrics import exposed
 from dnsproxy.admin.openapi import LINES, Route, document
 from dnsproxy.admin.why import why
@@ -88,6 +88,11 @@ async def paced(steps: Steps) -> AsyncGenerator[list[Row], None]:
         for step in steps:
             yield step
             await asyncio.sleep(0)
+
+
+def iter_once(rows: list[Row]) -> Steps:
+    """Return what is short as one step."""
+    yield rows
 
 
 async def _last(steps: Steps) -> Row:
@@ -225,6 +230,29 @@ async def _reload(call: Call) -> Answer:
     return {"reloaded": True, "faults": []}
 
 
+async def _domains(call: Call) -> Answer:
+    return paced(iter_once(list(domains.rows(call.state.domains()))))
+
+
+async def _domain(call: Call) -> Answer:
+    name = call.request.match_info["name"]
+    found = domains.row(call.state.domains(), name)
+    if found is None:
+        raise ApiError(404, f"no DynDNS record {name!r}: /v1/domains lists them")
+    return found
+
+
+async def _domain_asked(call: Call) -> Answer:
+    """Have a record forced or resumed, as the last part of the path says."""
+    sync, name = call.state.domains(), call.request.match_info["name"]
+    if sync is None or domains.row(sync, name) is None:
+        raise ApiError(404, f"no DynDNS record {name!r}: /v1/domains lists them")
+    ask = sync.force if call.request.path.endswith("/force") else sync.resume
+    if (refusal := ask(name)) is not None:
+        raise ApiError(409, refusal)
+    return {"done": True}
+
+
 async def _pass(call: Call) -> Answer:
     tracker = call.state.tracker
     if not await tracker.pass_now():
@@ -323,6 +351,13 @@ ROUTES: Final = (
     Route("GET", "/v1/conntrack", "The passes over the kernel's connections", _conntrack, schema.Conntrack),
     Route("POST", "/v1/conntrack/pass", "Look through the connections now", _pass, schema.Conntrack,
           fails=(409,)),
+    Route("GET", "/v1/domains", "List the DynDNS records", _domains, schema.Domain, many=True),
+    Route("GET", "/v1/domains/{name}", "Show a DynDNS record with its last events", _domain,
+          schema.DomainDetail, fails=(404,)),
+    Route("POST", "/v1/domains/{name}/force", "Have a record sent though nothing differs", _domain_asked,
+          schema.Asked, fails=(404, 409)),
+    Route("POST", "/v1/domains/{name}/resume", "End the halt of a record", _domain_asked, schema.Asked,
+          fails=(404, 409)),
     Route("GET", "/v1/status", "The whole state", _status, schema.Status),
     Route("GET", "/v1/events", "Events, live, as JSON lines", _events, None, schema.EventsQuery, media=LINES,
           fails=(404, 503)),

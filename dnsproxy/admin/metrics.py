@@ -85,6 +85,7 @@ class Reader(Source):
         manager = views.of_sets(state)
         yield _gauge("build_info", "constant 1, with the version", [({"version": state.version}, 1)])
         yield from _queries(state)
+        yield from _domains(state)
         yield from _caches(state)
         yield from _sets(state, manager)
         yield from _passes(state)
@@ -245,6 +246,26 @@ def _endpoints(state: State) -> Iterator[Metric]:
 
 
 Samples: TypeAlias = "Sequence[tuple[dict[str, str], float]]"
+
+
+def _domains(state: State) -> Iterator[Metric]:
+    """Yield what there is of DynDNS. Hosts are the operator's own few, not names that clients ask for."""
+    sync = state.domains()
+    if sync is None:
+        return
+    updates = [({"host": host, "code": code}, count) for (host, code), count in sync.updates.items()]
+    yield _counter("dyndns_updates", "requests to the provider, by its answer", updates)
+    checks = [
+        ({"family": family, "result": result}, count) for (family, result), count in sync.checks.items()
+    ]
+    yield _counter("dyndns_checks", "looks for our own address, by what came of it", checks)
+    views_ = sync.views()
+    failed = [({"host": view.domain.hostname}, shown.consecutive_failures) for view, shown in views_]
+    yield _gauge("dyndns_consecutive_failures", "requests that failed in a row", failed)
+    well = [({"host": view.domain.hostname}, int(shown.last_result is True)) for view, shown in views_]
+    yield _gauge("dyndns_in_sync", "whether the record is as it shall be", well)
+    held = [({"host": view.domain.hostname}, int(bool(shown.held_reason))) for view, shown in views_]
+    yield _gauge("dyndns_held", "whether nothing is sent for a reason that the record's status names", held)
 
 
 def _gauge(name: str, help_: str, samples: Samples) -> Metric:

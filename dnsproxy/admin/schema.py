@@ -418,7 +418,37 @@ class Status(Model):
     upstreams: list[Upstream]
     faults: dict[str, str]
     reload: Reload
+    domains: Domains
     events: Events
+
+
+class Domain(Model):
+    """A DynDNS record as the document that it is; the keys of `spec` and `status` are those of its CRD."""
+
+    api_version: str = Field(alias="apiVersion")
+    kind: Literal["Domain"]
+    metadata: dict[str, Any]
+    spec: dict[str, Any]
+    status: dict[str, Any]
+
+
+class DomainDetail(Domain):
+    """A DynDNS record with its last events."""
+
+    events: list[dict[str, Any]]
+
+
+class Asked(Model):
+    """Something that is going to be done."""
+
+    done: Literal[True]
+
+
+class Domains(Model):
+    """How many DynDNS records there are, and what is the matter with which."""
+
+    records: Count
+    problems: list[str]
 
 
 class Live(Model):

@@ -18,6 +18,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dnsproxy import addresses, names, times
+from dnsproxy.admin import domains
 from dnsproxy.namemanager.elements import address_of, key_text, port_text, ports_text
 from dnsproxy.servers import FAILURES
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dnsproxy.cache.gc import Collector
     from dnsproxy.cache.lookups import LookupCache, Record
     from dnsproxy.cache.zombies import Zombie, Zombies
+    from dnsproxy.dyndns.sync import Sync
     from dnsproxy.endpoints import Endpoint, EndpointTable
     from dnsproxy.events import Fan
     from dnsproxy.exchange import Exchange
@@ -60,7 +62,8 @@ class State:
     `reload` returns the faults that kept it from happening, none if it happened; `reloaded` tells whether the
     last one succeeded, and when it ended; `faults` are those of files that are not in force; `listening` the
     addresses that are served; `restored` tells that what the last process knew is back; `store` gives the
-    state of what is written to disk. `clock` is that of all in memory, `wall` gives seconds since 1970.
+    state of what is written to disk; `domains` what keeps DynDNS records, if anything. `clock` is that of all
+    in memory, `wall` gives seconds since 1970.
     """
 
     plan: Plan
@@ -78,6 +81,7 @@ class State:
     reload: Callable[[], Awaitable[Sequence[str]]]
     reloaded: Callable[[], tuple[bool, float]]
     store: Callable[[], Mapping[str, Any] | None]
+    domains: Callable[[], Sync | None]
     clock: Callable[[], float]
     wall: Callable[[], float]
     version: str
@@ -594,6 +598,7 @@ def status(state: State) -> Row:
         ],
         "faults": dict(state.faults()),
         "reload": {"succeeded": succeeded, "at": moment(ended_at, state.ahead())},
+        "domains": domains.summary(state.domains()),
         "events": {"recording": state.events.recording, "subscribers": len(state.events)},
     }
 

@@ -41,12 +41,24 @@ def check(paths: tuple[Path, ...], config: Path) -> None:
     faults, notes = checked_settings(settings) if settings else ([], [])
     try:
         texts = inputs.texts([settings.policy.directory] if settings else paths)
+        notes += _checked_domains(texts, faults)
         table, policy = inputs.load(texts, settings)
     except DocumentError as error:
         faults += error.problems
     if faults:
-        raise DocumentError(faults)
+        raise DocumentError(list(dict.fromkeys(faults)))
     _report(texts, table, [*notes, *policy.notes])
+
+
+def _checked_domains(texts: Texts, faults: list[Problem]) -> list[Problem]:
+    """Return the notes about DynDNS documents, and add their faults."""
+    from dnsproxy.dyndns import documents  # noqa: PLC0415
+
+    try:
+        return list(documents.load(texts).notes)
+    except DocumentError as error:
+        faults += error.problems
+        return []
 
 
 def checked_settings(settings: Config) -> tuple[list[Problem], list[Problem]]:

@@ -10,7 +10,20 @@ import click
 from click.shell_completion import get_completion_class
 
 from dnsproxy import __version__
-from dnsproxy.cli import cache, check, doctor, monitor, options, output, policy, state, status, template, why
+from dnsproxy.cli import (
+    cache,
+    check,
+    doctor,
+    domains,
+    monitor,
+    options,
+    output,
+    policy,
+    state,
+    status,
+    template,
+    why,
+)
 from dnsproxy.errors import DnsproxyError, DocumentError
 
 if TYPE_CHECKING:
@@ -157,5 +170,6 @@ def completion(shell: str) -> None:
 for command in (
     check.check, policy.policy, template.template, status.status, state.reload, monitor.monitor, why.why,
     cache.cache, cache.names, cache.zombies, state.endpoints, state.sets, doctor.doctor,
+    domains.domains, domains.dyndns,
 ):  # fmt: skip
     cli.add_command(command)

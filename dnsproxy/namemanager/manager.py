@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -451,14 +452,15 @@ class NameManager:
             await self._write()
 
     async def _stepwise(self, steps: Generator[None, None, T]) -> T:
-        """Work in steps, breathing between them; return what they return."""
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            await self._breathe()
+        """Work in steps, breathing between them; return what they return. A failure abandons them at once."""
+        with closing(steps):
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                await self._breathe()
 
     def _failed(self, error: Exception) -> float:
         """Note that something failed as a whole; return how long to wait before the next try."""
@@ -610,12 +612,13 @@ class NameManager:
         left = [spec for spec in specs if spec not in self._unmade]
         while left:
             group, left = left[:READS], left[READS:]
-            for spec, content, epoch in await self._read(group):
-                if not counting:
-                    await self._stepwise(self._plan.adopt(spec, content, self._clock()))
-                certain = self._plan.epoch == epoch
-                less, more = await self._stepwise(self._plan.found(spec, content, certain=certain))
-                missing, extra = missing + less, extra + more
+            with self._plan.reading():
+                for spec, content, epoch in await self._read(group):
+                    if not counting:
+                        await self._stepwise(self._plan.adopt(spec, content, self._clock()))
+                    certain = self._plan.epoch == epoch
+                    less, more = await self._stepwise(self._plan.found(spec, content, certain=certain))
+                    missing, extra = missing + less, extra + more
             await self._breathe()
         if counting and (missing or extra):
             self.drift += missing + extra

@@ -43,6 +43,7 @@ is being written, somebody may take away the first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -198,6 +199,9 @@ class Plan:
         self.places: dict[str, Place] = {}
         self._claimed: dict[SetSpec, set[tuple[bytes, str]]] = {}
         self._left_over: dict[SetSpec, None] = {}  # sets of an earlier process, until they are read
+        self._noting = False
+        self._fresh: dict[SetSpec, set[tuple[bytes, str]]] = {}  # claims since `reading`
+        self._written: dict[SetSpec, dict[bytes, str | None]] = {}  # names of elements since; None: deleted
         self._table = table
         self.private = private
         self._memo: dict[bytes, set[bytes] | list[set[bytes]]] = {}  # address -> those in Grants.open with it
@@ -406,9 +410,24 @@ class Plan:
 
     def claim(self, adds: Iterable[Element]) -> None:
         """Note that elements are about to be asked for: in a set of the user's they will be ours."""
-        for element in adds:
-            if not element.spec.ours:
-                self._claimed.setdefault(element.spec, set()).add((element.key, element.name))
+        for spec, key, name in adds:
+            if not spec.ours:
+                self._claimed.setdefault(spec, set()).add((key, name))
+                if self._noting:
+                    self._fresh.setdefault(spec, set()).add((key, name))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Note what is written, from before sets are read back until `found` has taken all of them over.
+
+        Reading takes time, and so does taking over: what is written meanwhile may not be in what was read.
+        """
+        self._noting = True
+        try:
+            yield
+        finally:
+            self._noting = False
+            self._fresh, self._written = {}, {}
 
     def claims(self) -> Iterator[tuple[SetSpec, bytes, str]]:
         """Walk over what is ours in sets of the user's, as (set, key, name); it may change meanwhile."""
@@ -433,7 +452,11 @@ class Plan:
             self._withdraw(element.spec, element.key)
             self.doubted.get(element.spec, {}).pop(element.key, None)
             self._claimed.get(element.spec, set()).discard((element.key, element.name))
+            if self._noting:
+                self._written.setdefault(element.spec, {})[element.key] = None
         for spec, key, name in adds:
+            if self._noting and self._written.setdefault(spec, {}).get(key) is None:
+                self._written[spec][key] = name
             if certain:
                 name = self.doubted.get(spec, {}).pop(key, name)  # noqa: PLW2901
                 self.applied.setdefault(spec, {}).setdefault(key, name)
@@ -446,9 +469,10 @@ class Plan:
         """Take over a set as it was read back, in steps; return how many elements were missing and too many.
 
         `content` is kept. It is not certain if a set may have been changed since it was asked for: then it
-        only tells what may be there. What answers have added meanwhile is taken to be there.
+        only tells what may be there. What was written since `reading` is taken to be as it was written.
         """
         self._left_over.pop(spec, None)
+        self._overlay(spec, content)
         old = [self.doubted.pop(spec, {})]
         if certain:
             old.append(self.applied.pop(spec, {}))
@@ -469,11 +493,19 @@ class Plan:
         missing = yield from self._missed(old, content, certain=certain)
         return missing, extra
 
+    def _overlay(self, spec: SetSpec, content: dict[bytes, str]) -> None:
+        """Bring what was read up to what was written since; an element that was there keeps its name."""
+        for key, name in self._written.pop(spec, {}).items():
+            if name is None:
+                content.pop(key, None)
+            else:
+                content.setdefault(key, name)
+
     def _found_of_users(
         self, spec: SetSpec, content: dict[bytes, str], old: list[dict[bytes, str]], keeper: Content
     ) -> Generator[None, None, tuple[int, int]]:
-        """Take over what is ours in a set of the user's."""
-        claimed = self._claimed.pop(spec, set())
+        """Take over what is ours in a set of the user's. Abandoned, it has lost no claim."""
+        claimed, ours = self._claimed.get(spec, set()), set()
         missing = yield from self._missed(old, content, certain=True)
         while content:
             for _ in range(min(KEYS, len(content))):
@@ -481,10 +513,15 @@ class Plan:
                 if (key, name) not in claimed:
                     self._withdraw(spec, key)  # we asked for it, but the user had it there
                     continue
-                self._claimed.setdefault(spec, set()).add((key, name))
+                ours.add((key, name))
                 if key not in self.applied.get(spec, ()):
                     keeper.setdefault(spec, {})[key] = name
             yield
+        fresh = claimed & self._fresh.get(spec, set())  # whatever was read, these may have come since
+        if kept := ours & claimed | fresh:
+            self._claimed[spec] = kept
+        else:
+            self._claimed.pop(spec, None)
         if spec in self._specs:
             self.applied.setdefault(spec, {})
         return missing, 0
@@ -493,15 +530,20 @@ class Plan:
         self, old: list[dict[bytes, str]], content: dict[bytes, str], *, certain: bool
     ) -> Generator[None, None, int]:
         """Count the keys that are not in `content`, and empty what they stood in; those are open no more."""
-        missing = 0
-        for each in old:
-            while each:
-                for _ in range(min(KEYS, len(each))):
-                    key, _name = each.popitem()
-                    if key not in content and not any(key in other for other in old):
-                        missing += certain
-                        self._close(address_of(key))
-                yield
+        missing, done = 0, False
+        try:
+            for each in old:
+                while each:
+                    for _ in range(min(KEYS, len(each))):
+                        key, _name = each.popitem()
+                        if key not in content and not any(key in other for other in old):
+                            missing += certain
+                            self._close(address_of(key))
+                    yield
+            done = True
+        finally:
+            if not done:  # abandoned: what was not looked at may be gone
+                self._close_all()
         return missing
 
     def forget(self, spec: SetSpec) -> None:

@@ -44,8 +44,12 @@ def busy() -> World:
     return world
 
 
+def _name(route):
+    return "www.example.de" if "/domains/" in route.path else "ci"
+
+
 TARGETS = [
-    (route.method, route.path.format(namespace="default", name="ci", address="93.184.216.34"), route)
+    (route.method, route.path.format(namespace="default", name=_name(route), address="93.184.216.34"), route)
     for route in api.ROUTES
     if route.answer is not None
 ]
@@ -357,3 +361,14 @@ async def test_the_end_waits_for_nobody_who_looks_on(tmp_path):
         async with server.serve(World().state, path=path):
             answer = await session.get("http://d/v1/events")
         assert await asyncio.wait_for(answer.read(), 10) == b""
+
+
+async def test_dyndns_says_why_it_does_not_send(tmp_path):
+    world = busy()
+    async with asking(world, tmp_path) as call:
+        world.domains.refusal = "an hour is not over"
+        assert await call("POST", "/v1/domains/www/force") == (409, {"error": "an hour is not over"})
+        assert (await call("POST", "/v1/domains/none/resume"))[0] == 404
+        assert (await call("GET", "/v1/domains/none"))[0] == 404
+        world.domains = None
+        assert await call("GET", "/v1/domains") == (200, [])
