@@ -15,6 +15,7 @@ import dns.query
 import dns.rcode
 import pytest
 import yaml
+from sites import ask_admin
 
 from dnsproxy.demo.lab import wait_for
 from dnsproxy.handover import Handover
@@ -322,6 +323,47 @@ def test_who_takes_over_and_goes_away_before_it_serves_is_as_good_as_never_there
     daemon.start("--take-over")
     assert former.wait(20) == 0
     assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+
+
+DOMAIN = """
+apiVersion: dyndns.contrib.strato.com/v1alpha1
+kind: Domain
+metadata: {name: www}
+spec: {fqdn: www.example.de, ipAddress: 93.184.216.34, enabled: false, password: {env: NO_SUCH_SECRET}}
+"""
+
+
+def test_records_are_kept_beside_the_proxy_as_documents_come_and_go(daemon):
+    domain = daemon.policy.with_name("domain.yaml")
+    assert domains(daemon) == []
+    domain.write_text(DOMAIN)
+    wait_for(lambda: domains(daemon), 20, "the record to be kept")
+    assert [row["spec"]["enabled"] for row in domains(daemon)] == [False]
+    domain.write_text(DOMAIN.replace("www.example.de", "localhost"))
+    assert "domain.yaml:5:14: spec.fqdn" in daemon.said("have faults")["faults"]
+    assert daemon.ask("www.demo.test").rcode() == dns.rcode.NOERROR
+    domain.unlink()
+    wait_for(lambda: not domains(daemon), 20, "the record to be kept no longer")
+
+
+def test_records_are_kept_alone_and_not_twice(daemon):
+    daemon.policy.with_name("domain.yaml").write_text(DOMAIN)
+    command = [sys.executable, "-m", "dnsproxy", "dyndns", "--config", str(daemon.config)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert done.returncode == 1
+    assert "another instance is running with the state" in done.stderr
+    daemon.write(state={"directory": "other"})
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as alone:
+        assert '"domains": 1' in alone.stderr.readline()
+        alone.terminate()
+        assert alone.wait(20) == 0
+
+
+def domains(daemon):
+    status, rows = ask_admin(daemon.folder / "admin.sock", "GET", "/v1/domains")
+    assert status == 200
+    return rows
 
 
 def test_a_folder_where_no_handover_can_be_offered_ends_nothing(tmp_path):

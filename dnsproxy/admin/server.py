@@ -107,7 +107,7 @@ async def _serving(app: web.Application, sock: socket.socket) -> AsyncIterator[N
     assert answering is not None, "a runner that is set up"
 
     def meet() -> asyncio.BaseProtocol:
-        return answering() if len(answering.connections) < CONNECTIONS else _Full()
+        return answering() if len(answering.connections) < CONNECTIONS or _evict(answering) else _Full()
 
     listening = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
     server = await listening(meet, sock=sock)
@@ -116,6 +116,17 @@ async def _serving(app: web.Application, sock: socket.socket) -> AsyncIterator[N
     finally:
         server.close()
         await runner.cleanup()
+
+
+def _evict(answering: web.Server) -> bool:
+    """Close the oldest connection that asks nothing, so that who is silent keeps nobody out."""
+    for handler in answering.connections:
+        transport, asking = handler.transport, getattr(handler, "_current_request", None)
+        if transport is not None and asking is None and not transport.is_closing():
+            handler.force_close()
+            transport.abort()  # it leaves the connections in the loop's next turn
+            return True
+    return False
 
 
 class _Full(asyncio.Protocol):

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -196,13 +196,32 @@ def test_which_hosts_are_here(host, here):
     assert server._is_here(host) is here
 
 
-async def test_one_connection_too_many_is_closed_at_once(monkeypatch):
-    monkeypatch.setattr(server, "CONNECTIONS", 1)
+async def test_who_is_silent_keeps_nobody_out(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 2)
     port = free_port()
     async with server.serve(World().state, metrics=("127.0.0.1", port)), aiohttp.ClientSession() as session:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         async with session.get(f"http://127.0.0.1:{port}/livez") as answer:
             assert answer.status == 200
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # the first is kept alive
+        reader, writer = silent[0]
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, writer in silent:
+            writer.close()
+            with suppress(ConnectionResetError):
+                await writer.wait_closed()
+
+
+async def test_one_connection_too_many_is_closed_at_once_while_the_others_are_busy(monkeypatch, tmp_path):
+    monkeypatch.setattr(server, "CONNECTIONS", 1)
+    path = tmp_path / "admin.sock"
+    async with (
+        server.serve(World().state, path=path),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+        session.get("http://d/v1/events") as stream,
+    ):
+        assert stream.status == 200
+        reader, writer = await asyncio.open_unix_connection(str(path))
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         await writer.wait_closed()
