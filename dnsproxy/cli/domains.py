@@ -29,7 +29,8 @@ LIST: Columns = {  # the printer columns of the original
     "Last Run": _of("status", "lastLoop"),
     "Enabled": _of("spec", "enabled"),
 }
-WIDE: Columns = LIST | {
+WIDE: Columns = {
+    **LIST,
     "IPv6": _of("status", "ipv6"),
     "Phase": _of("status", "phase"),
     "Last Change": _of("status", "lastChange"),
