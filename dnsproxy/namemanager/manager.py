@@ -151,6 +151,7 @@ class NameManager:
         self._collector = collector
         self._room = Room()
         self._deletes = deletes
+        self._adopting = not deletes  # what is found and unknown may be another instance's, and becomes ours
         self._deadlines: list[tuple[float, int, Hold]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._serial = count()
@@ -279,6 +280,7 @@ class NameManager:
     @deletes.setter
     def deletes(self, allowed: bool) -> None:
         self._deletes = allowed
+        self._adopting = self._adopting or not allowed  # once more, too, when it is allowed again
         if allowed:
             self._repair_at = self._collect_at = -inf
             self._wake.set()
@@ -581,6 +583,7 @@ class NameManager:
         self.problem = None
         if not self._plan.in_doubt():
             self._doubted_since = None
+        self._adopting = self._adopting and not self._deletes
         self.ready.set()
         now = self._clock()
         self._repairs_aborted, self._retry_at = 0, -inf
@@ -614,7 +617,7 @@ class NameManager:
             group, left = left[:READS], left[READS:]
             with self._plan.reading():
                 for spec, content, epoch in await self._read(group):
-                    if not counting:
+                    if self._adopting or not counting:
                         await self._stepwise(self._plan.adopt(spec, content, self._clock()))
                     certain = self._plan.epoch == epoch
                     less, more = await self._stepwise(self._plan.found(spec, content, certain=certain))

@@ -505,7 +505,8 @@ class Plan:
         self, spec: SetSpec, content: dict[bytes, str], old: list[dict[bytes, str]], keeper: Content
     ) -> Generator[None, None, tuple[int, int]]:
         """Take over what is ours in a set of the user's. Abandoned, it has lost no claim."""
-        claimed, ours = self._claimed.get(spec, set()), set()
+        claimed: set[tuple[bytes, str]] = self._claimed.setdefault(spec, set())  # itself: claims go on
+        ours: set[tuple[bytes, str]] = set()
         missing = yield from self._missed(old, content, certain=True)
         while content:
             for _ in range(min(KEYS, len(content))):
@@ -518,9 +519,8 @@ class Plan:
                     keeper.setdefault(spec, {})[key] = name
             yield
         fresh = claimed & self._fresh.get(spec, set())  # whatever was read, these may have come since
-        if kept := ours & claimed | fresh:
-            self._claimed[spec] = kept
-        else:
+        claimed &= ours | fresh
+        if not claimed:
             self._claimed.pop(spec, None)
         if spec in self._specs:
             self.applied.setdefault(spec, {})

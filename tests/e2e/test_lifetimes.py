@@ -10,12 +10,14 @@ import json
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import Thread, Timer
 
 import dns.message
 import dns.query
 import dns.rcode
+import dns.rrset
 import pytest
 from sites import ENDPOINTS, LEARNED, POLICY, open_connection, site
 
@@ -239,6 +241,76 @@ def test_no_query_is_lost_while_another_instance_takes_over(place):
         entries = [json.loads(line) for line in place.log.read_text().splitlines() if line.startswith("{")]
         assert [entry for entry in entries if "took over" in entry["event"]]
         assert place.admin("GET", "/v1/status")["pid"] != former.pid
+
+
+def test_what_is_answered_while_instances_change_places_stays_open(place):
+    """Their answers take a second: some are asked of the former instance, and answered at its very end."""
+    place.stop()
+    place.write(
+        policy=POLICY.replace("*.open.test", "**.open.test"),
+        cache={"minimum_ttl": 3600, "gc_interval": 0.2},
+        upstream={"routes": {"slow.open.test": ["192.0.2.53:5300"]}, "timeout": 4.0, "attempt": 3.0},
+        conntrack=SOON["conntrack"],
+    )
+    place.start()
+    former, count = place.proxy, 120
+    with slow_server(place, 1.0):
+        answered = place.client.call(lambda: _asked_slowly(count, 30.0, place.successor))
+        assert answered == set(range(count))
+        assert former.wait(20) == 0
+        place.await_log("took over")
+        place.admin("POST", "/v1/sets/resync")
+        place.look(2)  # two looks later what nobody knows would be gone
+        kept = place.addresses()
+        assert {f"198.51.101.{number}" for number in range(count)} <= kept
+
+
+@contextmanager
+def slow_server(place, delay):
+    """A name server of the world that answers `n7.slow.open.test` with 198.51.101.7, after a while."""
+    sock = place.world.call(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    sock.bind(("192.0.2.53", 5300))
+    timers = []
+
+    def serve():
+        while (received := sock.recvfrom(4096))[0]:
+            query, peer = dns.message.from_wire(received[0]), received[1]
+            answer = dns.message.make_response(query)
+            name = query.question[0].name
+            address = f"198.51.101.{name.labels[0].decode().removeprefix('n')}"
+            answer.answer = [dns.rrset.from_text(name, 300, "IN", "A", address)]
+            timers.append(Timer(delay, sock.sendto, (answer.to_wire(), peer)))
+            timers[-1].start()
+
+    thread = Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.join()
+        with place.world.call(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as last:
+            last.sendto(b"", ("192.0.2.53", 5300))
+        thread.join()
+        sock.close()
+
+
+def _asked_slowly(count, rate, then):
+    """Ask each name once, and have the instances change places after a tenth of them; those answered."""
+    answered = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((PROXY, 53))
+        sock.settimeout(10)
+        for number in range(count):
+            sock.send(dns.message.make_query(f"n{number}.slow.open.test", "A", id=number).to_wire())
+            if number == count // 10:
+                then()
+            time.sleep(1 / rate)
+        while len(answered) < count:
+            answer = dns.message.from_wire(sock.recv(4096))
+            assert answer.rcode() == dns.rcode.NOERROR, answer
+            answered.add(answer.id)
+    return answered
 
 
 def test_no_query_is_lost_over_a_restart_while_somebody_holds_the_sockets(place):

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import pytest
 from fakes import FakeSets, Writer, run_virtual
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dnsproxy.addresses import from_text as address
@@ -205,6 +205,11 @@ def meddle(writer, random):
     sets.changed.set()
 
 
+# Claims were lost: by writes between reading and taking over, and by writes that failed amid that.
+@example(24, 11, False)
+@example(23, 12, False)
+@example(121, 1, True)
+@example(36, 5, True)
 @given(st.integers(0, 2**32), st.integers(0, 12), st.booleans())
 @settings(max_examples=1_000 if os.environ.get("DNSPROXY_DEEP") else 25)
 def test_invariant_2_after_a_quiet_repair_the_kernel_is_what_is_wanted(seed, count, told):
