@@ -124,7 +124,8 @@ class Poll:
         allow: tuple[Network, ...] = (),
     ) -> None:
         self._length, self._wanted, self._quorum, self._allow = length, wanted, quorum, allow
-        self._waiting = list(dict.fromkeys(sources))
+        self._sources = tuple(dict.fromkeys(sources))
+        self._waiting = list(self._sources)
         self._asked: set[str] = set()
         self._said: dict[str, bytes] = {}
         self._rejected: dict[str, bytes] = {}
@@ -162,7 +163,7 @@ class Poll:
             return Unavailable(Why.REJECTED, self._behind_carrier())
         agreed = self._agreed()
         if agreed is not None:
-            return Known(agreed, tuple(self._votes()[agreed]))
+            return Known(agreed, tuple(sorted(self._votes()[agreed], key=self._sources.index)))
         return None if self._asked or self._waiting else self._unavailable()
 
     @property
