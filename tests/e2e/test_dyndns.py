@@ -66,6 +66,14 @@ class Program:
     def arguments(self):
         return Path(f"/proc/{self.process.pid}/cmdline").read_bytes().decode()
 
+    async def told(self, what):
+        """Wait until the hook was told of something; return its first words."""
+        hook = self.folder / "hook"
+        async with asyncio.timeout(30):
+            while not hook.exists() or what not in hook.read_text():  # noqa: ASYNC110 - written by others
+                await asyncio.sleep(0.02)
+        return hook.read_text().split("\n\n")[0]
+
     def said(self):
         return (self.folder / "log").read_text()
 
@@ -85,6 +93,7 @@ async def test_an_address_is_published_once_and_no_start_sends_it_again(tmp_path
         program.write(web.port)
         program.start()
         await program.says("DynDnsUpdateCompleted")
+        hooked = await program.told("DynDnsUpdateCompleted")
         shown = program.arguments()
         assert await program.end(signal.SIGKILL) == -signal.SIGKILL
         program.start()
@@ -92,7 +101,6 @@ async def test_an_address_is_published_once_and_no_start_sends_it_again(tmp_path
         assert await program.end(signal.SIGTERM) == 0
     (seen,) = web.seen
     assert seen.query == {"hostname": "www.example.de", "myip": "93.184.216.34"}
-    (hooked,) = (tmp_path / "hook").read_text().split("\n\n")[:1]
     assert json.loads(hooked)["reason"] == "DynDnsUpdateCompleted"
     for told in (program.said(), hooked, shown, seen.target, _state(tmp_path)):
         assert SECRET not in told
