@@ -230,13 +230,17 @@ class Collector:
             yield spent
 
     def _tell(self, key: str, gone: list[Gone]) -> None:
-        """Remember what to derive, and tell what the endpoint has neither in its cache nor as a zombie."""
+        """Remember what to derive, and tell what the endpoint has neither in its cache nor as a zombie.
+
+        Nor is told what has left the cache anew and waits to become a zombie: that is not gone for good.
+        """
         self._note(pair.name for pair in gone)
         cache, zombies = self._caches.endpoints.get(key), self._caches.zombies.get(key)
         told = [
             pair
             for pair in gone
             if not (_holds(cache, pair.name, pair.address) or _holds(zombies, pair.name, pair.address))
+            and not (cache is not None and cache.awaits(pair.name, pair.address))
         ]
         if told:
             self._step.removed.setdefault(key, []).extend(told)

@@ -30,7 +30,7 @@ goes from the end to the beginning. So whatever moves moves to where the walk ha
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from heapq import heappop, heappush
 from math import floor
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
@@ -166,7 +166,7 @@ class LookupCache:
         self._buckets: dict[int, dict[bytes, None]] = {}
         self._seconds: list[int] = []  # a heap of exactly the keys of _buckets
         self._above: dict[bytes, None] = {}  # names seen above the limit since the last collection
-        self._left: deque[Removed] = deque()
+        self._left: OrderedDict[tuple[bytes, bytes], Removed] = OrderedDict()  # by pair, the oldest first
         self._unreported = 0
 
     # Learning
@@ -357,12 +357,13 @@ class LookupCache:
         held = self._forward[name]
         old = [address for address, lookup in held.items() if lookup.looked_up < before]
         # Not fed by packets, and no more than the cache held: this needs no bound.
-        self._left.extend(Removed(name, address, self._remove(held, address), "forced") for address in old)
+        for address in old:
+            self._await(Removed(name, address, self._remove(held, address), "forced"))
         self._bring_forward(held)
         return bool(old)
 
     def _reported(self, budget: int) -> list[Removed]:
-        return [self._left.popleft() for _ in range(min(budget, len(self._left)))]
+        return [self._left.popitem(last=False)[1] for _ in range(min(budget, len(self._left)))]
 
     def _collected(self, removed: list[Removed], spent: int, *, more: bool) -> Collected:
         unreported, self._unreported = self._unreported, 0
@@ -442,11 +443,21 @@ class LookupCache:
         return self._nearest()
 
     def _leave(self, removed: list[Removed]) -> None:
-        self._left.extend(removed)
+        for pair in removed:
+            self._await(pair)
         surplus = min(len(removed), len(self._left) - self.max_names)  # what was forced out is never surplus
         for _ in range(surplus):
-            self._left.popleft()
+            self._left.popitem(last=False)
             self._unreported += 1
+
+    def _await(self, pair: Removed) -> None:
+        """Have a pair reported; one that waits already comes last again."""
+        self._left[pair.name, pair.address] = pair
+        self._left.move_to_end((pair.name, pair.address))
+
+    def awaits(self, name: bytes, address: bytes) -> bool:
+        """Tell whether a pair has left and is not reported yet."""
+        return (name, address) in self._left
 
     @property
     def pressing(self) -> bool:

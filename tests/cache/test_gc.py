@@ -518,3 +518,31 @@ class CollectorMachine(RuleBasedStateMachine):
 
 CollectorMachine.TestCase.settings = settings(max_examples=10_000 if DEEP else 60, stateful_step_count=30)
 test_collection_tells_exactly_what_leaves = CollectorMachine.TestCase
+
+
+def test_what_is_forced_out_anew_amid_a_round_is_a_zombie_and_not_told_as_gone():
+    """Found by the model: the zombie of before was told, while the pair waited to become the next one."""
+    name, address = b"\x01a\x07example\x00", b"\xc0\x00\x02\x01"
+    bounds = {"minimum_ttl": 0, "addresses_per_name": 0, "names_per_endpoint": 100}
+    caches = Caches(**bounds, zombies_per_endpoint=10)
+    cache, collector, told = caches.of("one"), Collector(caches), []
+
+    def force(now):
+        assert sum(caches.expire(lambda _: True, now, connections=True)) > 0
+
+    def round_(now):
+        while not (step := collector.step(now)).done:
+            told.extend(step.removed.get("one", ()))
+        told.extend(step.removed.get("one", ()))
+
+    cache.insert(name, (address,), 0, 0.0)
+    force(0.5)
+    round_(1.0)
+    assert caches.zombies["one"].holds(name, address)
+    cache.insert(name, (address,), 0, 1.0)
+    collector.step(1.0, 1)  # the cache is looked at, its zombies are not
+    force(1.5)
+    round_(2.0)
+    round_(2.0)
+    assert caches.zombies["one"].holds(name, address)
+    assert told == []

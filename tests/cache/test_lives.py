@@ -493,7 +493,7 @@ class ConnectionMachine(Machine):
         return {
             (key, pair.name, pair.address)
             for key, cache in self.real.endpoints.items()
-            for pair in cache._left
+            for pair in cache._left.values()
         }
 
     @rule(budget=st.integers(1, 4))
