@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 
-from dnsproxy import names
+from dnsproxy import addresses, names
 from dnsproxy.errors import Cause, DnsproxyError, SetError
 from dnsproxy.histogram import Histogram
 from dnsproxy.namemanager.room import Room
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 TRANSACTION: Final = 1000  # elements in one transaction, 4 ms in the kernel
 READS: Final = 32  # sets read back in one step
 HOLDS: Final = 100  # that are ended or judged in one step, one to two milliseconds
+TELLING: Final = 60.0  # seconds between two words about the same
 GLANCE: Final = 1.0  # seconds between two looks at whether caches press for a collection
 DOUBT: Final = 30.0  # seconds of doubt after which it is a problem
 SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # bounds of hold times
@@ -164,7 +165,7 @@ class NameManager:
         self._repairs_in_vain = 0  # in a row, that left a set failing
         self._unmade: frozenset[SetSpec] = frozenset()  # sets that the last repair could not make
         self._told: set[SetSpec] = set()  # failing sets that the log knows of
-        self._told_of_evicted: set[str] = set()
+        self._told_of_evicted: dict[str, float] = {}  # when, by endpoint
         self._told_of_cut = self._told_of_doubt = False
         self._doubted_since: float | None = None
         self._swapped = False  # since the last difference was written
@@ -338,7 +339,8 @@ class NameManager:
             "queued": self._room.queued,
             "applied": sum(map(len, self._plan.applied.values())),
             "doubted": self._plan.in_doubt(),
-            "not_learned": self._plan.cut,
+            "cut": self._plan.cut,
+            "collecting": self._deletes,
             "batches": self.batches,
             "elements": self.elements,
             "repairs": self.repairs,
@@ -687,13 +689,19 @@ class NameManager:
             await self._apply(plan.review(_emptied(gone), TRANSACTION), policy)
 
     def _tell_of_evicted(self, removed: Mapping[str, Sequence[Gone]]) -> None:
+        """Name what a limit has cut off, for each endpoint once a minute at most."""
+        now = self._clock()
         for key, pairs in removed.items():
-            if key not in self._told_of_evicted and any(pair.cause == "evicted live" for pair in pairs):
-                self._told_of_evicted.add(key)
+            cut = [pair for pair in pairs if pair.cause == "evicted live"]
+            if cut and now - self._told_of_evicted.get(key, -inf) >= TELLING:
+                self._told_of_evicted[key] = now
                 log.warning(
-                    "addresses with live connections had to leave the sets; more happen unsaid",
+                    "addresses with live connections had to leave the sets",
                     endpoint=key,
-                    hint="raise zombies.per_endpoint, or see what this host connects to",
+                    name=names.to_text(cut[0].name),
+                    address=addresses.to_text(cut[0].address),
+                    others=len(cut) - 1,
+                    hint="raise zombies.per_endpoint, or see what this endpoint connects to",
                 )
 
 

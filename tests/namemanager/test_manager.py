@@ -11,6 +11,7 @@ from fakes import FakeSets, Writer, run_virtual, until
 from structlog.testing import capture_logs
 
 from dnsproxy.addresses import from_text as address
+from dnsproxy.cache.zombies import Gone
 from dnsproxy.errors import Cause, KernelError, RightsError, SetError
 from dnsproxy.namemanager import manager as manager_module
 from dnsproxy.namemanager import plan as plan_module
@@ -924,7 +925,7 @@ async def test_an_answer_that_opens_too_much_is_told_once_and_counted(monkeypatc
                 writer.ask("a.example.com", *fresh(15))
                 await asyncio.sleep(0.1)
         assert len(sets.kernel[PORT4]) == 10
-        assert writer.manager.status()["not_learned"] == 15
+        assert writer.manager.status()["cut"] == 15
         [line] = lines
         assert (line["endpoint"], line["name"]) == ("default/ci", "a.example.com.")
 
@@ -1004,3 +1005,20 @@ async def test_the_writer_runs_on_the_loop_of_this_run():
         await until(lambda: len(writer.answers) == len(numbers))
         assert writer.unapplied() == []
         assert writer.in_kernel() == writer.wanted()
+
+
+def test_what_a_limit_cuts_off_is_named_once_a_minute():
+    """The endpoint, and one of the names and addresses; how many others is told, too."""
+    now = [0.0]
+    writer = manager_module.NameManager.__new__(manager_module.NameManager)
+    writer._clock, writer._told_of_evicted = (lambda: now[0]), {}
+    name = from_text("db.example")
+    cut = [Gone(name, bytes((192, 0, 2, last)), "evicted live") for last in (1, 2)]
+    with capture_logs() as told:
+        for now[0] in (0.0, 59.0, 60.0):
+            writer._tell_of_evicted(
+                {"default/ci": [Gone(name, b"\x00" * 4, "idle"), *cut], "default/web": []}
+            )
+    assert [(each["endpoint"], each["name"], each["address"], each["others"]) for each in told] == [
+        ("default/ci", "db.example.", "192.0.2.1", 1)
+    ] * 2
