@@ -33,8 +33,10 @@ One address is always learned, whatever number of ports the operator opens for i
 
 A set of the user's may hold elements of the user's own. Of what is read back there only counts what was
 claimed, key and comment, before we asked for it; all else is neither counted nor ever deleted. A claim lives
-until the element is known to be gone, so a transaction of unknown outcome leaves nothing behind. Claims
-outlive us (`claims`, `restore`); our own sets need none, all in them is ours.
+until the element is known to be gone, so a transaction of unknown outcome leaves nothing behind. Two things
+make that known: the acknowledgement of its deletion, and a whole read of the set which began after the claim
+and has been taken over to its end. A read that is overtaken by claims, or abandoned, ends none of them
+(`reading`). Claims outlive us (`claims`, `restore`); our own sets need none, all in them is ours.
 
 A hold waits for all that its answer opens, not only for what was lacking when it came: while the last of it
 is being written, somebody may take away the first.
@@ -471,6 +473,18 @@ class Plan:
         `content` is kept. It is not certain if a set may have been changed since it was asked for: then it
         only tells what may be there. What was written since `reading` is taken to be as it was written.
         """
+        whole = False
+        try:
+            counts = yield from self._found(spec, content, certain=certain)
+            whole = True
+        finally:
+            if not whole:  # abandoned: what was not looked at may be gone
+                self._close_all()
+        return counts
+
+    def _found(
+        self, spec: SetSpec, content: dict[bytes, str], *, certain: bool
+    ) -> Generator[None, None, tuple[int, int]]:
         self._left_over.pop(spec, None)
         self._overlay(spec, content)
         old = [self.doubted.pop(spec, {})]
@@ -513,6 +527,7 @@ class Plan:
                 key, name = content.popitem()
                 if (key, name) not in claimed:
                     self._withdraw(spec, key)  # we asked for it, but the user had it there
+                    self._close(address_of(key))  # also where it counted before it was read
                     continue
                 ours.add((key, name))
                 if key not in self.applied.get(spec, ()):
@@ -530,20 +545,15 @@ class Plan:
         self, old: list[dict[bytes, str]], content: dict[bytes, str], *, certain: bool
     ) -> Generator[None, None, int]:
         """Count the keys that are not in `content`, and empty what they stood in; those are open no more."""
-        missing, done = 0, False
-        try:
-            for each in old:
-                while each:
-                    for _ in range(min(KEYS, len(each))):
-                        key, _name = each.popitem()
-                        if key not in content and not any(key in other for other in old):
-                            missing += certain
-                            self._close(address_of(key))
-                    yield
-            done = True
-        finally:
-            if not done:  # abandoned: what was not looked at may be gone
-                self._close_all()
+        missing = 0
+        for each in old:
+            while each:
+                for _ in range(min(KEYS, len(each))):
+                    key, _name = each.popitem()
+                    if key not in content and not any(key in other for other in old):
+                        missing += certain
+                        self._close(address_of(key))
+                yield
         return missing
 
     def forget(self, spec: SetSpec) -> None:

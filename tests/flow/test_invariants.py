@@ -345,6 +345,36 @@ def learned(key, text):
     return address_of(key)[:3] != bytes((93, 0, 0)) and text.startswith("n")
 
 
+def test_what_another_instance_writes_while_it_winds_down_is_adopted():
+    """Two writers on one kernel: the old one learns on after the new one is ready, and up to its end."""
+    one, two, late = (address(f"93.184.216.{number}") for number in (34, 35, 36))
+    port4 = SetSpec("inet", "dnsproxy", "ep.default.e0.port4", 4, ports=True, ours=True)
+
+    def addresses(sets):
+        return {address_of(key) for key in sets.kernel[port4]}
+
+    async def main():
+        sets = FakeSets(kernel={HUB: {}})
+        old = Writer(FEW, sets)
+        new = Writer(FEW, sets, deletes=False, repair_interval=6, zombies_per_endpoint=10)
+        async with new.running():
+            async with old.running():
+                old.ask("a.ports.test", one, who="e0")
+                await asyncio.sleep(10)  # a repair of the new one reads it
+                old.ask("b.ports.test", two, who="e0")
+                await asyncio.sleep(0.05)  # none has read this one
+                assert addresses(sets) == {one, two}
+            new.manager.deletes = True
+            await asyncio.sleep(20)
+            assert addresses(sets) == {one, two}
+            sets.add(port4, key_of(late, 6, 443), "c.ports.test.")  # nobody's, once it removes
+            await asyncio.sleep(20)
+            assert addresses(sets) == {one, two}
+            assert new.in_kernel() == new.wanted_of_ours()
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_invariants_1_2_and_7_across_kills_with_zombies_passes_and_neighbours(seed):
     """One kernel, three processes: each is killed in the middle of its work and leaves nothing but claims."""

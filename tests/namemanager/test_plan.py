@@ -339,6 +339,20 @@ def test_doubt_does_not_forget_what_was_believed():
     assert world.found(elements[0].spec, {ONE + b"x" * 8: "foreign"}) == (2, 1)
 
 
+def test_a_takeover_that_is_abandoned_opens_nothing_that_was_not_looked_at(monkeypatch):
+    """Its first step has read that TWO is gone, and has not come to it."""
+    monkeypatch.setattr(plan_module, "KEYS", 1)
+    world = World()
+    elements = world.observe("any.example.org", ONE, TWO)
+    world.apply(elements)
+    assert world.observe("any.example.org", ONE, TWO) == ()
+    steps = world.plan.found(elements[0].spec, {ONE: elements[0].name})
+    next(steps)
+    steps.close()
+    assert world.lacking("any.example.org", ONE, TWO) == elements[1:]
+    assert world.lacking("any.example.org", ONE) == ()
+
+
 def test_an_element_stops_counting_before_its_deletion_is_sent():
     world = World()
     world.apply(world.observe("www.example.com", ONE))
