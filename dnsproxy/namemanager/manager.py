@@ -620,7 +620,8 @@ class NameManager:
             with self._plan.reading():
                 for spec, content, epoch in await self._read(group):
                     if self._adopting or not counting:
-                        await self._stepwise(self._plan.adopt(spec, content, self._clock()))
+                        adopting = self._plan.adopt(spec, content, self._clock(), fresh=counting)
+                        await self._stepwise(adopting)
                     certain = self._plan.epoch == epoch
                     less, more = await self._stepwise(self._plan.found(spec, content, certain=certain))
                     missing, extra = missing + less, extra + more

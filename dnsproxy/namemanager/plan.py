@@ -579,26 +579,33 @@ class Plan:
         """Return how many elements may be in the sets and do not count."""
         return sum(map(len, self.doubted.values()))
 
-    def adopt(self, spec: SetSpec, content: Mapping[bytes, str], now: float) -> Generator[None, None, int]:
+    def adopt(
+        self, spec: SetSpec, content: Mapping[bytes, str], now: float, *, fresh: bool = False
+    ) -> Generator[None, None, int]:
         """Learn from a set that outlived us what the policy still grants, in steps; return how many elements.
 
         The comment is the name. Only the sets of endpoints can say for whom; what a shared set holds is
         wanted again through them. What no cache knows becomes a zombie: its lease is unknown, and a
-        connection may live.
+        connection may live. What is `fresh` another instance has just learned: it has the least lease.
         """
         place, adopted = self._owners.get(spec), 0
         if place is not None:
             for at, (key, text) in enumerate(content.items(), 1):
-                adopted += self._adopt(place, spec, key, text, now)
+                adopted += self._adopt(place, spec, key, text, now, fresh=fresh)
                 if at % STEP == 0:
                     yield
         return adopted
 
-    def _adopt(self, place: Place, spec: SetSpec, key: bytes, text: str, now: float) -> bool:
+    def _adopt(self, place: Place, spec: SetSpec, key: bytes, text: str, now: float, *, fresh: bool) -> bool:
         name, address = _named(text), address_of(key)
         if name is None or not self._grants(place, name, address, (spec, key[len(address) :])):
             return False
-        if not place.holds(name, address):
+        if place.holds(name, address):
+            return True
+        if fresh:
+            place.cache.insert(name, (address,), 0, now)
+            self._global.insert(name, (address,), 0, now)
+        else:
             place.zombies.add(name, address, now)
         return True
 

@@ -767,6 +767,17 @@ def test_what_a_set_holds_at_the_start_is_learned_if_the_policy_still_grants_it(
     assert said(adds) == {"ep.default.ci.port4 93.184.216.34 . tcp . 80 www.example.com."}
 
 
+def test_what_another_instance_has_just_learned_has_a_lease():
+    world = World(zombies_per_endpoint=10)
+    spec = SetSpec(*OURS, "ep.default.ci.port4", 4, ports=True, ours=True)
+    content = {key_of(ONE, 6, 443): "www.example.com."}
+    assert finish(world.plan.adopt(spec, content, 1000.0, fresh=True)) == 1
+    assert [*world.plan.caches.zombies["default/ci"]] == []
+    [(name, found, lookup)] = world.plan.caches.of("default/ci").items()
+    assert (name, found, lookup.expiry) == (from_text("www.example.com"), ONE, 1000.0 + 3600)
+    assert world.plan.caches.global_.addresses(name) == (ONE,)
+
+
 def test_what_the_caches_know_at_the_start_becomes_no_zombie():
     world = World(zombies_per_endpoint=10)
     [element] = world.observe("any.example.org", ONE)
