@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dnsproxy.dyndns.sync import Memory, Sync
 
 RETRY: Final = 60.0  # seconds until what broke down starts again
+LOST: Final = "the state on disk was lost: the first requests wait as long as two have to be apart"
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 log = structlog.get_logger("dnsproxy")
@@ -114,8 +115,11 @@ class Kept:
         self._keeper = keeper
 
     async def load(self) -> Mapping[str, bytes]:
-        """Return all values by key."""
-        return (await self._keeper.load()).memo
+        """Return all values by key; DnsproxyError if nobody knows any more what was sent and when."""
+        state = await self._keeper.load()
+        if self._keeper.lost:
+            raise DnsproxyError(LOST)
+        return state.memo
 
     async def remember(self, key: str, value: bytes | None) -> None:
         """Keep a value; it is on disk when this returns. None forgets it."""
@@ -130,8 +134,11 @@ class Alone:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
     async def load(self) -> Mapping[str, bytes]:
-        """Return all values by key."""
-        return (await self._call(self._store.load)).memo  # type: ignore[no-any-return]
+        """Return all values by key; DnsproxyError if nobody knows any more what was sent and when."""
+        state = await self._call(self._store.load)
+        if state.notes:
+            raise DnsproxyError(LOST)
+        return state.memo  # type: ignore[no-any-return]
 
     async def remember(self, key: str, value: bytes | None) -> None:
         """Keep a value; it is on disk when this returns. None forgets it."""

@@ -7,10 +7,14 @@ import asyncio
 import pytest
 
 from dnsproxy import domains
+from dnsproxy.cache.gc import Caches
+from dnsproxy.cache.journal import Journal
+from dnsproxy.cache.keeper import Keeper
 from dnsproxy.cache.store import Store
 from dnsproxy.config import read
-from dnsproxy.domains import Alone, Domains
+from dnsproxy.domains import Alone, Domains, Kept
 from dnsproxy.dyndns import documents
+from dnsproxy.errors import DnsproxyError
 
 DOMAIN = """
 apiVersion: dyndns.contrib.strato.com/v1alpha1
@@ -113,6 +117,29 @@ async def test_alone_it_touches_nothing_of_the_proxys_state_but_its_own(tmp_path
     memory = Alone(again)
     assert await memory.load() == {"dyndns/www.example.de": b"row"}
     await memory.close()
+
+
+async def test_where_the_state_was_lost_nobody_takes_it_for_a_first_start(tmp_path):
+    (tmp_path / "state.db").write_bytes(b"damaged" * 1000)
+    store = Store(tmp_path)
+    assert store.acquire()
+    memory = Alone(store)
+    with pytest.raises(DnsproxyError, match="was lost"):
+        await memory.load()
+    await memory.remember("dyndns/www.example.de", b"row")
+    assert await memory.load() == {"dyndns/www.example.de": b"row"}
+    await memory.close()
+
+
+async def test_the_proxys_state_stays_lost_for_the_records_though_it_was_read_before(tmp_path):
+    (tmp_path / "state.db").write_bytes(b"damaged" * 1000)
+    store = Store(tmp_path)
+    assert store.acquire()
+    keeper = Keeper(Journal(Caches(minimum_ttl=0, addresses_per_name=0, names_per_endpoint=10)), store)
+    await keeper.load()  # as the proxy does at its start, which sets the file aside
+    with pytest.raises(DnsproxyError, match="was lost"):
+        await Kept(keeper).load()
+    await keeper.close()
 
 
 def test_the_real_thing_is_made_of_the_settings(tmp_path):

@@ -77,6 +77,7 @@ class Keeper:
         self.written_at: float | None = None
         self.batches = 0
         self.problem: str | None = None
+        self.lost = False  # what was on disk could not be read
         self._journal = journal
         self._store = store
         self._clock = clock
@@ -87,7 +88,9 @@ class Keeper:
 
     async def load(self) -> State:
         """Return what is on disk."""
-        return await self._in_thread(self._store.load)
+        state = await self._in_thread(self._store.load)
+        self.lost = self.lost or bool(state.notes)
+        return state
 
     async def remember(self, key: str, value: bytes | None) -> None:
         """Keep a value under a key for another start, now; None forgets it. DnsproxyError if that fails."""

@@ -222,7 +222,8 @@ class Record:
     # -- ends of a pass
 
     def _disabled(self, now: float) -> float:
-        if self.view.state.hold is not None:
+        hold = self.view.state.hold
+        if hold is not None and hold.until is None:  # what ends by itself is the provider's to end
             self._resumed("disabled")
         self._show(phase=Phase.DISABLED, problem="")
         return now + self.view.domain.interval

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from dnsproxy.cache.journal import State
 from dnsproxy.cache.keeper import Keeper
 from dnsproxy.errors import DnsproxyError
 
@@ -54,7 +55,7 @@ class Store:
 
     def load(self):
         self.threads.add(threading.current_thread())
-        return "state"
+        return State()
 
     def close(self):
         self.closed = True
@@ -105,7 +106,8 @@ async def test_what_a_full_disk_did_not_take_goes_with_the_next_batch(keeper, jo
 
 
 async def test_the_end_writes_the_rest_and_lets_go(keeper, journal, store):
-    assert await keeper.load() == "state"
+    assert await keeper.load() == State()
+    assert not keeper.lost
     await keeper.flush()
     journal.changed = ["last"]
     await keeper.close()

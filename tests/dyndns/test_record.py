@@ -443,6 +443,21 @@ async def test_a_disabled_record_has_no_timer_no_result_and_no_event():
         assert world.sync.force("www") == "the record is disabled"
 
 
+@pytest.mark.parametrize(("code", "least"), [(Code.ABUSE, 3600), (Code.DNSERR, 1800)])
+@virtual
+async def test_to_disable_and_enable_a_record_ends_no_hold_that_ends_by_itself(code, least):
+    world = World()
+    world.provider.out = code
+    async with world.running(domain()):
+        await minutes(1)
+        world.sync.update([domain(enabled="false")])
+        await minutes(1)
+        world.sync.update([domain()])
+        await minutes(DAY)
+        first, second, *_ = world.times()
+        assert second - first >= least
+
+
 @virtual
 async def test_an_edited_interval_counts_at_once():
     world = World()
