@@ -282,7 +282,10 @@ class Proxy:
         for _ in journal.load(self._caches, found):
             await asyncio.sleep(0)
         if self.keeper is not None:
-            await self.keeper.remember(PRELOADED, digest)
+            try:
+                await self.keeper.remember(PRELOADED, digest)
+            except DnsproxyError as error:  # a full disk: it is learned once more at the next start
+                log.warning("what was preloaded cannot be noted", error=str(error))
 
     async def _take(self, former: Handover) -> None:
         """Have the other instance stop reading our sockets, and learn what it has learned meanwhile."""

@@ -68,12 +68,8 @@ if TYPE_CHECKING:
     from dnsproxy.rules.policy import Policy, Verdict, View
     from dnsproxy.servers import Action, Channel, Routes, Server, Sink
 
-ASK_ANOTHER: Final = frozenset(
-    (FORMERR, SERVFAIL, NOTIMP, REFUSED)
-)  # says more of the server than of the name
-RESENDS: Final = (
-    3  # streams that answered others and closed, and that brought a query no nearer to its answer
-)
+ASK_ANOTHER: Final = frozenset((FORMERR, SERVFAIL, NOTIMP, REFUSED))  # of the server more than of the name
+RESENDS: Final = 3  # streams that answered others and closed, and brought a query no nearer to its answer
 VARIANTS: Final = 4  # of one question in flight over UDP, which help a forger by two bits of some thirty
 LEADERS: Final = 16  # of one name in flight over UDP
 SLACK: Final = 1_024  # queries that are done and may lie about
