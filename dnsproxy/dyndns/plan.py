@@ -39,6 +39,8 @@ from dnsproxy.dyndns.outcomes import (
     Password,
     Reply,
     Request,
+    Unavailable,
+    Why,
     printable,
 )
 
@@ -206,12 +208,19 @@ def addresses(found: Found, accepted: Target | None) -> tuple[str, ...]:
     """Return the whole set to publish, empty if nothing is known.
 
     A managed family that could not be found keeps the address that was accepted last: to leave it out would
-    delete its record.
+    delete its record. Where none was accepted yet, the other family waits with it, unless there is none that
+    could be published.
     """
     kept = {len(packed): text for packed, text in _held(accepted)}
+    if any(_is_missing(finding, kept.get(size)) for size, finding in ((4, found.ipv4), (16, found.ipv6))):
+        return ()
     both = (_address(found.ipv4, kept.get(4)), _address(found.ipv6, kept.get(16)))
     anything = isinstance(found.ipv4, Known) or isinstance(found.ipv6, Known)
     return tuple(text for text in both if text is not None) if anything else ()
+
+
+def _is_missing(finding: Finding, kept: str | None) -> bool:
+    return isinstance(finding, Unavailable) and finding.why is not Why.REJECTED and kept is None
 
 
 def _held(accepted: Target | None) -> list[tuple[bytes, str]]:

@@ -47,7 +47,8 @@ LOST = Unavailable(Why.FAILED, "no answer")
         (known(A), known(V6), (), (A, V6)),
         (known(B), LOST, (A, V6), (B, V6)),  # the other record is not to be deleted
         (LOST, known(V6), (A,), (A, V6)),
-        (known(A), LOST, (), (A,)),  # never accepted: left out
+        (known(A), LOST, (), ()),  # never accepted, and there may be a record: no half of the set
+        (Unavailable(Why.REJECTED, "CGNAT"), known(V6), (), (V6,)),  # there is none that could be published
         (LOST, LOST, (A, V6), ()),
         (LOST, NotManaged(), (A,), ()),
         (known(A), NotManaged(), (A, V6), (A,)),  # not managed any more
