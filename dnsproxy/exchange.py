@@ -57,7 +57,6 @@ from dnsproxy.errors import FormError
 from dnsproxy.histogram import Histogram
 from dnsproxy.message import FORMERR, NOERROR, NOTIMP, NXDOMAIN, REFUSED, SERVFAIL
 from dnsproxy.namemanager.plan import Hold
-from dnsproxy.servers import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -141,6 +140,7 @@ class Pending:
 
     wire: bytes
     end: int  # of the question, in wire
+    question: bytes  # wire[12:end]
     name: bytes
     owner: bytes  # on whose account addresses are learned: the name, or the name that it is an alias of
     verdict: Verdict
@@ -289,15 +289,12 @@ class Exchange:
         if not verdict.allowed:
             counts["denied"] += 1
             return sink, self._denial(client, wire, end), peer
-        if self.flying >= self._limit or client.flying >= self._client_limit:
-            one_too_many = Pending(
-                wire, end, name, owner, verdict, client, sink, peer, (), stream, now, now, []
-            )
-            return self._turned_away(one_too_many, now)
         pending = Pending(
-            wire, end, name, owner, verdict, client, sink, peer, in_order(self._routes.of(name), now),
-            stream, now, now + self._attempt, [],
+            wire, end, wire[HEADER:end], name, owner, verdict, client, sink, peer,
+            self._routes.of(name, now), stream, now, now + self._attempt, [],
         )  # fmt: skip
+        if self.flying >= self._limit or client.flying >= self._client_limit:
+            return self._turned_away(pending, now)
         client.flying += 1
         self.flying += 1
         first = pending if stream else self._asked.setdefault(name, pending)
@@ -378,20 +375,19 @@ class Exchange:
             pending.attempts += 1
             channel = server.channel(stream=pending.stream)
             if channel is not None and len(channel.pending) < CHANNEL:
-                ident = self._ident(channel)
+                ident = (self._idents or self._drawn()).pop()
+                while ident in channel.pending:
+                    ident = (self._idents or self._drawn()).pop()
                 channel.pending[ident] = pending
                 pending.sent.append((channel, ident))
                 return channel.sink, ident + pending.wire[2:], None
         return self._give_up(pending, UNREACHABLE, now)
 
-    def _ident(self, channel: Channel) -> bytes:
-        while True:
-            if not self._idents:
-                noise = self._entropy(4096)
-                self._idents = [noise[at : at + 2] for at in range(0, 4096, 2)]
-            ident = self._idents.pop()
-            if ident not in channel.pending:
-                return ident
+    def _drawn(self) -> list[bytes]:
+        """Draw IDs in advance; a system call for each would cost more than all else here."""
+        noise = self._entropy(4096)
+        self._idents = [noise[at : at + 2] for at in range(0, 4096, 2)]
+        return self._idents
 
     def _settle(self, pending: Pending) -> None:
         """Take a query and its followers out of every table; nothing that arrives later can find them."""
@@ -647,7 +643,7 @@ class Exchange:
 
     def _start(self, pending: Pending, now: float) -> Action:
         """Send a query on whose leader is gone, unless another that it may follow is there by now."""
-        pending.servers = in_order(self._routes.of(pending.name), now)
+        pending.servers = self._routes.of(pending.name, now)
         first = self._asked.setdefault(pending.name, pending)
         if first is not pending and self._joined(pending, first):
             return LATER
@@ -723,11 +719,13 @@ class Exchange:
 
 def _fits(wire: bytes, pending: Pending) -> bool:
     """Tell whether bytes are a response to the question that was asked, case aside (RFC 5452 section 9.1)."""
-    end = pending.end
+    asked, end = pending.question, pending.end
     if len(wire) < end or not wire[2] & 0x80 or wire[4:6] != ONE:
         return False
-    asked, answered = pending.wire[12:end], wire[12:end]
-    return asked == answered or (asked.lower() == answered.lower() and asked[-4:] == answered[-4:])
+    if wire.startswith(asked, HEADER):
+        return True
+    answered = wire[HEADER:end]
+    return asked.lower() == answered.lower() and asked[-4:] == answered[-4:]
 
 
 def _is_bare(wire: bytes) -> bool:

@@ -114,18 +114,16 @@ class Routes:
         """Yield every server once."""
         return iter(dict.fromkeys(server for group in self._groups() for server in group))
 
-    def of(self, name: bytes) -> tuple[Server, ...]:
-        """Return the servers for a name in their written order: the longest suffix wins."""
-        if self._routes:
-            at = 0
-            while True:
-                found = self._routes.get(name[at:])
-                if found is not None:
-                    return found
-                if not name[at]:
-                    break
-                at += 1 + name[at]
-        return self._default
+    def of(self, name: bytes, now: float) -> tuple[Server, ...]:
+        """Return the servers for a name, as they are to be asked now: the longest suffix wins."""
+        servers = self._written(name) if self._routes else self._default
+        return servers if servers and servers[0].failures < FAILURES else in_order(servers, now)
+
+    def _written(self, name: bytes) -> tuple[Server, ...]:
+        at = 0
+        while (found := self._routes.get(name[at:])) is None and name[at]:
+            at += 1 + name[at]
+        return self._default if found is None else found
 
     def _groups(self) -> Iterator[tuple[Server, ...]]:
         yield self._default
@@ -134,7 +132,5 @@ class Routes:
 
 def in_order(servers: tuple[Server, ...], now: float) -> tuple[Server, ...]:
     """Return the servers as they are to be asked: those in a pause step behind the others."""
-    if servers and servers[0].failures < FAILURES:
-        return servers
     ready = [server for server in servers if server.claim(now)]
     return (*ready, *(server for server in servers if server not in ready))

@@ -11,7 +11,7 @@ def test_the_longest_suffix_wins_on_whole_labels():
     corp, lab, world = Server("192.0.2.1"), Server("192.0.2.2"), Server("192.0.2.3")
     routes = Routes([world], {from_text("corp.test"): [corp], from_text("lab.corp.test"): [lab]})
     asked = {
-        name: routes.of(from_text(name))
+        name: routes.of(from_text(name), 0.0)
         for name in ("a.lab.corp.test", "lab.corp.test", "corp.test", "xcorp.test", ".")
     }
     assert asked == {
@@ -26,7 +26,7 @@ def test_the_longest_suffix_wins_on_whole_labels():
 
 def test_a_route_for_the_root_is_the_default_of_last_resort():
     root, world = Server("192.0.2.1"), Server("192.0.2.3")
-    assert Routes([world], {b"\x00": [root]}).of(from_text("any.test")) == (root,)
+    assert Routes([world], {b"\x00": [root]}).of(from_text("any.test"), 0.0) == (root,)
 
 
 def test_one_failure_does_not_move_a_server():

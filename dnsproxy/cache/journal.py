@@ -2,7 +2,8 @@
 
 *Taking.* Caches and zombies note in their sets `changed` what is different since it was last taken: a name,
 an address. `Journal.take` empties these sets in bounded steps into a `Batch`, which has for each of them the
-rows that stand for it now, or none. What is small (aliases, claims, sets) is compared whole with what was
+rows that stand for it now, or none. Names of which an answer has only made the leases longer are the most by
+far, and the least urgent: they stand in `extended`, which only a batch of that kind takes. What is small (aliases, claims, sets) is compared whole with what was
 taken last. Answers arrive between two steps; each name is taken as it is at that moment, and what changes
 later is in the next batch. A pair whose lease ends leaves the cache *before* it is a zombie, so lookups are
 taken before zombies: it is in one batch or the other, at worst in both.
@@ -68,6 +69,8 @@ def _tables() -> dict[str, Changes]:
 class Batch:
     """What is written in one transaction, table by table; `whole`: instead of all that there was.
 
+    `extended`: names of which only the leases are longer are in it as well.
+
     lookups: endpoint, name, expiry, looked_up, ttl, addresses
     zombies: endpoint, address, alive_at, pending_at, names
     aliases: endpoint, target, expiry, owner
@@ -79,6 +82,7 @@ class Batch:
     """
 
     whole: bool = False
+    extended: bool = True
     tables: dict[str, Changes] = field(default_factory=_tables)
 
     def __bool__(self) -> bool:
@@ -164,7 +168,7 @@ class Journal:
     ) -> Iterator[None]:
         changes, spent = batch.tables[table], 0
         for key, watched in list(self._watched[table].items()):
-            for what in _due(watched, anew=key in changes.cleared):
+            for what in _due(watched, anew=key in changes.cleared, extended=batch.extended):
                 rows = changes.rows[key, what] = rows_of(key, watched, what)
                 spent += 1 + sum(1 + len(row[-1]) // OCTETS for row in rows)
                 if spent >= PIECE:
@@ -192,7 +196,7 @@ class Journal:
 # Caches to rows
 
 
-def _due(watched: LookupCache | Zombies, *, anew: bool) -> Iterator[bytes]:
+def _due(watched: LookupCache | Zombies, *, anew: bool, extended: bool) -> Iterator[bytes]:
     """Walk over what is to be taken, while things change: all, then what has changed, up to that moment."""
     if anew:
         yield from watched.walk() if isinstance(watched, LookupCache) else (each.address for each in watched)
@@ -201,6 +205,10 @@ def _due(watched: LookupCache | Zombies, *, anew: bool) -> Iterator[bytes]:
         if not changed:  # overrun meanwhile: the next batch takes all anew
             return
         yield changed.pop()
+    if extended and isinstance(watched, LookupCache):
+        for _ in range(len(watched.extended)):
+            if watched.extended:  # else the rest has left the cache meanwhile
+                yield watched.extended.pop()
 
 
 def _lookup_rows(offset: float, key: str, cache: LookupCache, name: bytes) -> list[Row]:

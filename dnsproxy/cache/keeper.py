@@ -1,5 +1,9 @@
 """Writing the state behind: what has changed goes to disk every few seconds, and at once at the end.
 
+Leases that were only made longer wait a little more: a busy name is asked for many times a second, and each
+answer extends its lease. A lease that is too short on disk by so much costs nothing after a crash, since a
+pair outlives its lease by the grace of zombies.
+
 The batch is gathered on the loop, in steps between which answers pass, and written in a thread. One batch is
 under way at a time. What could not be written counts as changed again and goes with the next batch, so a full
 disk costs nothing but age; it is said once, and once more when it is over.
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from dnsproxy.cache.journal import State
 
 PERIOD: Final = 5.0  # seconds between two batches: how old the state on disk may be
+EXTENDED: Final = 30.0  # seconds between two batches with longer leases
 
 _T = TypeVar("_T")
 
@@ -83,6 +88,7 @@ class Keeper:
         self._clock = clock
         self._wall = wall
         self._released = False
+        self._extended_at = -EXTENDED
         self._one = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
@@ -102,15 +108,17 @@ class Keeper:
     async def run(self) -> None:
         """Write every few seconds until cancelled."""
         while True:
-            await self.flush()
+            await self.flush(extended=self._clock() - self._extended_at >= EXTENDED)
             await asyncio.sleep(PERIOD)
 
-    async def flush(self) -> bool:
+    async def flush(self, *, extended: bool = True) -> bool:
         """Write what has changed until now; tell whether it is on disk."""
         async with self._one:
             if self._released:
                 return False
-            batch, started = Batch(whole=self._store.whole_due), self._clock()
+            batch, started = Batch(whole=self._store.whole_due, extended=extended), self._clock()
+            if extended:
+                self._extended_at = started
             written = await self._written(batch)
             if written:
                 self.written_at = started

@@ -145,8 +145,8 @@ class LookupCache:
     """The lookups of one endpoint, or of all (`expires=False`: time removes nothing).
 
     `minimum_ttl` seconds; `addresses_per_name` 0 means that only the hard bound applies. `changed`, if not
-    None, collects the names whose pairs or leases have changed since somebody last emptied it; `overrun` says
-    that some were lost from it.
+    None, collects the names whose pairs have changed since somebody last emptied it; `overrun` says that some
+    were lost from it. `extended` collects, beside it, the names whose leases were made longer and nothing else.
     """
 
     def __init__(
@@ -156,6 +156,7 @@ class LookupCache:
         self.max_names = max_names
         self.pairs = 0
         self.changed: set[bytes] | None = None
+        self.extended: set[bytes] = set()
         self.overrun = False
         self._limit = addresses_per_name or UNLIMITED
         self._marks = addresses_per_name > 0
@@ -186,7 +187,7 @@ class LookupCache:
             if known < lookup:
                 held[address] = lookup
         if self.changed is not None:
-            self.changed.add(held.name)
+            self.extended.add(held.name)
         return ()
 
     def load(self, records: Iterable[Record]) -> None:
@@ -399,6 +400,7 @@ class LookupCache:
 
     def _discard(self, held: _Held) -> None:
         del self._forward[held.name]
+        self.extended.discard(held.name)
         self._above.pop(held.name, None)
         last = self._list.pop()
         if last is not held:

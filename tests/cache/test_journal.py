@@ -46,8 +46,8 @@ class File:
         return State({table: sorted(chain.from_iterable(rows.values())) for table, rows in self.rows.items()})
 
 
-def take(journal, *, whole=False):
-    batch = Batch(whole=whole)
+def take(journal, *, whole=False, extended=True):
+    batch = Batch(whole=whole, extended=extended)
     for _ in journal.take(batch, OFFSET):
         pass
     return batch
@@ -64,6 +64,23 @@ def content(made):
     lookups = {key: sorted(cache.items()) for key, cache in made.endpoints.items()}
     zombies = {key: sorted(each.records()) for key, each in made.zombies.items()}
     return lookups, zombies
+
+
+def test_longer_leases_are_taken_by_the_batches_that_are_for_them():
+    made = caches()
+    cache = made.endpoints[CI]
+    journal = Journal(made)
+    cache.insert(A, (ONE,), 60, 0.0)
+    cache.insert(B, (TWO,), 60, 0.0)
+    take(journal, whole=True)
+    cache.insert(A, (ONE,), 60, 5.0)
+    cache.insert(B, (SIX,), 60, 5.0)
+    assert take(journal, extended=False).tables["lookups"].rows.keys() == {(CI, B)}
+    batch = take(journal)
+    assert batch.tables["lookups"].rows.keys() == {(CI, A)}
+    journal.give_back(batch)
+    assert take(journal, extended=False).tables["lookups"].rows.keys() == {(CI, A)}, "it is overdue by then"
+    assert not take(journal)
 
 
 def test_only_what_changed_is_taken():

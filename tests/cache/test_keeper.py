@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from dnsproxy.cache.journal import State
-from dnsproxy.cache.keeper import Keeper
+from dnsproxy.cache.keeper import EXTENDED, Keeper
 from dnsproxy.errors import DnsproxyError
 
 WALL, NOW = 1_000_000.0, 50.0
@@ -151,3 +151,28 @@ async def test_two_callers_write_one_after_the_other(keeper, journal, store):
     assert await asyncio.gather(keeper.flush(), keeper.flush()) == [True, True]
     assert store.written == [(True, ["a"])]
     await keeper.close()
+
+
+async def test_longer_leases_are_written_less_often_and_at_the_end(monkeypatch, store):
+    monkeypatch.setattr("dnsproxy.cache.keeper.PERIOD", 0.0)
+    now, taken, enough = 0.0, [], asyncio.Event()
+
+    class Watching(Journal):
+        def take(self, batch, offset):
+            nonlocal now
+            taken.append((now, batch.extended))
+            now += 5.0
+            if len(taken) > EXTENDED / 5.0:
+                enough.set()
+            return super().take(batch, offset)
+
+    keeper = Keeper(Watching(), store, clock=lambda: now, wall=lambda: WALL)
+    running = asyncio.create_task(keeper.run())
+    await enough.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    first, *others, last = taken[: int(EXTENDED / 5.0) + 1]
+    assert (first, last) == ((0.0, True), (EXTENDED, True))
+    assert not any(extended for _, extended in others)
+    await keeper.close()
+    assert taken[-1][1]

@@ -308,16 +308,16 @@ def test_whoever_asks_is_told_which_names_have_changed():
         taken, this.changed = this.changed, set()
         return taken
 
-    assert changed() == set()
+    assert (changed(), this.extended) == (set(), set())
     this.insert(A, (ONE,), 60, 1.0)
-    assert changed() == {A}
+    assert (changed(), this.extended) == (set(), {A}), "only its lease is longer"
     this.insert(B, (ONE, TWO), 600, 1.0)
     this.load([Record(C, Lookup(500.0, 1.0, 60), (ONE,))])
     assert changed() == {B, C}
     collect(this, 2.0)
     assert changed() == {B}
     collect(this, 62.0)
-    assert changed() == {A}
+    assert (changed(), this.extended) == ({A}, set()), "what has left is no longer among the extended"
     this.expire(inf, [C])
     assert (changed(), this.overrun) == ({C}, False)
 
