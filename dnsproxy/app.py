@@ -196,9 +196,7 @@ class Proxy:
         self._handle_signals()
         self._write_events()
         _calm_collector()
-        state = await self._restore()
-        if former is None:
-            await self._preload(state)
+        await self._remember(former)
         self._restored = True
         self._alone = self.manager.deletes = former is None
         async with asyncio.TaskGroup() as tasks:
@@ -254,6 +252,12 @@ class Proxy:
         file = self._config.events.file
         if file is not None and self._ring is not None:
             self._writer = EventWriter(self._ring, file, rate=self._config.events.rate, say=log.warning)
+
+    async def _remember(self, former: Handover | None) -> None:
+        """Learn what is on disk; keep none of the rows."""
+        state = await self._restore()
+        if former is None:
+            await self._preload(state)
 
     async def _restore(self) -> State:
         """Learn what the last process knew, and return it as it was read. Twice is harmless."""

@@ -87,7 +87,7 @@ Content: TypeAlias = "dict[SetSpec, dict[bytes, str]]"  # set -> key -> name
 Slots: TypeAlias = "dict[tuple[SetSpec, bytes], None]"  # (set, what follows the address in the key), in order
 Transaction: TypeAlias = "tuple[list[Element], list[Element]]"  # deletes, adds
 
-_is_public = lru_cache(maxsize=65_536)(ip.is_public)
+_is_public = lru_cache(maxsize=1_024)(ip.is_public)  # asked thrice of a new one; 170 octets each
 
 
 @dataclass(slots=True, eq=False)
