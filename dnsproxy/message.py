@@ -100,7 +100,7 @@ _DNSSEC_OK = 0x8000
 _EDE_OPTION = 15
 
 _TRIAGE: Final = tuple(SILENCE if flags & 0x80 else NOTIMP if flags & 0x78 else None for flags in range(256))
-_ONE_QUESTION = b"\x00\x01\x00\x00\x00\x00"
+_ONE_QUESTION = b"\x00\x01\x00\x00\x00\x00\x00\x00"
 _COUNTS: Final = tuple(tuple(struct.pack(">4H", 1, 0, soa, opt) for opt in (0, 1)) for soa in (0, 1))
 
 # Where names stand in RDATA that may be compressed: octets before them, how many (RFC 3597 section 4).
@@ -144,9 +144,9 @@ def read_query(wire: bytes) -> tuple[bytes, int]:
     end = at + 5
     if end > _HEADER + MAX_NAME + 4:
         raise FormError(f"the question name is longer than {MAX_NAME} octets")
-    if wire[4:10] != _ONE_QUESTION:
-        raise FormError("a query has one question and no answer or authority records")
-    if end != len(wire) or wire[10:12] != b"\x00\x00":
+    if end != len(wire) or wire[4:12] != _ONE_QUESTION:
+        if wire[4:10] != _ONE_QUESTION[:6]:
+            raise FormError("a query has one question and no answer or authority records")
         _find_opt(wire, end)
     return wire[_HEADER : at + 1].lower(), end
 

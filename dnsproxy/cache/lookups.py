@@ -146,7 +146,7 @@ class LookupCache:
 
     `minimum_ttl` seconds; `addresses_per_name` 0 means that only the hard bound applies. `changed`, if not
     None, collects the names whose pairs have changed since somebody last emptied it; `overrun` says that some
-    were lost from it. `extended` collects, beside it, the names whose leases were made longer and nothing else.
+    were lost from it. `extended` collects, beside it, the names whose leases were only made longer.
     """
 
     def __init__(
@@ -157,6 +157,7 @@ class LookupCache:
         self.pairs = 0
         self.changed: set[bytes] | None = None
         self.extended: set[bytes] = set()
+        self._last = Lookup(0.0, 0.0, 0)
         self.overrun = False
         self._limit = addresses_per_name or UNLIMITED
         self._marks = addresses_per_name > 0
@@ -174,9 +175,19 @@ class LookupCache:
 
     def insert(self, name: bytes, addresses: Sequence[bytes], ttl: int, now: float) -> tuple[bytes, ...]:
         """Learn an answer; return the addresses that are new for that name."""
+        return self.learn(name, addresses, self.lookup_of(ttl, now))
+
+    def lookup_of(self, ttl: int, now: float) -> Lookup:
+        """Return the lookup that an answer with this TTL is; all that come in one batch may share it."""
         if ttl < self.minimum_ttl:
             ttl = self.minimum_ttl
-        lookup: Lookup = _new_tuple(Lookup, (now + ttl, now, ttl))  # half the time of Lookup(...)
+        last = self._last
+        if last.looked_up != now or last.ttl != ttl:
+            last = self._last = _new_tuple(Lookup, (now + ttl, now, ttl))  # half the time of Lookup(...)
+        return last
+
+    def learn(self, name: bytes, addresses: Sequence[bytes], lookup: Lookup) -> tuple[bytes, ...]:
+        """Learn what a lookup found; return the addresses that are new for that name."""
         held = self._forward.get(name)
         if held is None:
             return self._learn(name, addresses, lookup)

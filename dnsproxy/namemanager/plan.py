@@ -291,7 +291,7 @@ class Plan:
         a rule matches which counts targets.
         """
         key = view.endpoint.key
-        learners = self._learners(view, grants, name, cnames) if cnames else [(grants, name)]
+        learners = self._learners(view, grants, name, cnames) if cnames else ((grants, name),)
         for theirs, _ in learners:
             opened = theirs.open.get(key)
             if opened is None or not opened.issuperset(addresses):
@@ -308,7 +308,7 @@ class Plan:
 
     def _learners(
         self, view: View, grants: Grants, name: bytes, cnames: tuple[bytes, ...]
-    ) -> list[tuple[Grants, bytes]]:
+    ) -> Sequence[tuple[Grants, bytes]]:
         """Return the names that learn an answer's addresses, with their grants."""
         learners = [(grants, name)]
         for target in cnames:
@@ -318,8 +318,8 @@ class Plan:
         return learners
 
     def _bounded(
-        self, place: Place, owners: list[tuple[Grants, bytes]], addresses: tuple[bytes, ...]
-    ) -> tuple[list[tuple[Grants, bytes]], tuple[bytes, ...]]:
+        self, place: Place, owners: Sequence[tuple[Grants, bytes]], addresses: tuple[bytes, ...]
+    ) -> tuple[Sequence[tuple[Grants, bytes]], tuple[bytes, ...]]:
         """Leave out what would open more than one answer may."""
         widths = [max(len(place.slots(grants, version)) for version in VERSIONS) for grants, _ in owners]
         if sum(widths) * len(addresses) <= ELEMENTS and len(addresses) <= ADDRESSES:
@@ -331,8 +331,10 @@ class Plan:
         return owners[:kept], addresses[:count]
 
     def _extend(self, key: str, name: bytes, addresses: tuple[bytes, ...], ttl: int, now: float) -> None:
-        self.places[key].cache.insert(name, addresses, ttl, now)
-        self._global.insert(name, addresses, ttl, now)
+        cache = self.places[key].cache
+        lookup = cache.lookup_of(ttl, now)  # the global cache has the same minimum
+        cache.learn(name, addresses, lookup)
+        self._global.learn(name, addresses, lookup)
 
     def _sight(
         self, place: Place, grants: Grants, name: bytes, addresses: tuple[bytes, ...], ttl: int, now: float

@@ -33,6 +33,7 @@ import os
 import socket
 from array import array
 from errno import EAGAIN, EINTR
+from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -175,10 +176,11 @@ class Receiver:
             if code in (EAGAIN, EINTR):
                 return []
             raise OSError(code, os.strerror(code))
-        data, limit = self._data, self._limit
-        wires = []
-        for at, length in zip(self._starts, self._lengths[count].unpack_from(self._headers), strict=False):
-            wires.append(data[at : at + length] if length <= limit else self._refused())
+        data = self._data
+        lengths = self._lengths[count].unpack_from(self._headers)
+        wires = [data[at : at + length] for at, length in zip(self._starts, lengths, strict=False)]
+        if count and max(lengths) > self._limit:
+            self._refuse(wires)
         return wires
 
     def peers(self, count: int) -> tuple[bytes, ...]:
@@ -187,9 +189,11 @@ class Receiver:
             self._interfaces[:] = _NO_INTERFACES
         return self._peers[count].unpack_from(self._memory.peers)
 
-    def _refused(self) -> bytes:
-        self.oversize += 1
-        return b""
+    def _refuse(self, wires: list[bytes]) -> None:
+        for at, wire in enumerate(wires):
+            if len(wire) > self._limit:
+                self.oversize += 1
+                wires[at] = b""
 
 
 class Sender:
@@ -209,13 +213,9 @@ class Sender:
         `peers` are those of a receiver with the same layout, one per datagram; unused on connected sockets.
         """
         count = len(wires)
-        at = self._memory.base
-        places = []
-        for wire in wires:
-            length = len(wire)
-            places.append(at)
-            places.append(length)
-            at += length
+        places = [0] * (2 * count)
+        places[1::2] = lengths = list(map(len, wires))
+        places[::2] = accumulate(lengths[:-1], initial=self._memory.base)
         self._places[count].pack_into(self._iovecs, 0, *places)
         joined = b"".join(wires)
         self._data[: len(joined)] = joined

@@ -41,7 +41,6 @@ COUNTS: Final = (
     "errors",  # datagrams that raised an exception of ours
 )
 _LATER: Final = (-errno.EAGAIN, -errno.EINTR)
-_NO_PORT: Final = b"\x00\x00"
 
 
 class Datagrams(ABC):
@@ -172,6 +171,7 @@ class UdpListener(Datagrams):
         layout = layout_of(sock)
         self._exchange = exchange
         self._address = layout.address
+        self._wide = sock.family == socket.AF_INET6
         self._complaints = Complaints(f"UDP {with_port(*sock.getsockname()[:2])}")
         counts = dict.fromkeys(COUNTS, 0)
         super().__init__(sock, Receiver(LARGEST_QUERY, layout), Sender(layout), loop, counts)
@@ -183,13 +183,14 @@ class UdpListener(Datagrams):
 
     def ask(self, datagrams: Iterable[tuple[bytes, bytes]], now: float) -> None:
         """Ask the exchange about each (datagram, peer) and do what it says."""
-        query, address = self._exchange.query, self._address
+        query, address, wide = self._exchange.query, self._address, self._wide
         for wire, peer in datagrams:
-            if peer[2:4] == _NO_PORT:
+            if not (peer[2] or peer[3]):  # its port
                 self.counts["portless"] += 1
                 continue
+            source = peer[address]
             try:
-                action = query(wire, unmapped(peer[address]), self, peer, now, stream=False)
+                action = query(wire, unmapped(source) if wide else source, self, peer, now, stream=False)
                 if action is not None:
                     sink, reply, to = action
                     sink.send(reply, to)
