@@ -4,9 +4,10 @@
 an address. `Journal.take` empties these sets in bounded steps into a `Batch`, which has for each of them the
 rows that stand for it now, or none. Names of which an answer has only made the leases longer are the most by
 far, and the least urgent: they stand in `extended`, which only a batch of that kind takes. What is small
-(aliases, claims, sets) is compared whole with what was taken last. Answers arrive between two steps; each name is taken as it is at that moment, and what changes
-later is in the next batch. A pair whose lease ends leaves the cache *before* it is a zombie, so lookups are
-taken before zombies: it is in one batch or the other, at worst in both.
+(aliases, claims, sets) is compared whole with what was taken last. Answers arrive between two steps; each
+name is taken as it is at that moment, and what changes later is in the next batch. A pair whose lease ends
+leaves the cache *before* it is a zombie, so lookups are taken before zombies: it is in one batch or the
+other, at worst in both.
 
 All of an endpoint is taken anew, while what the file has of it goes, if it is new, if it lost track of its
 changes, and in a batch that is `whole`: that one stands for everything, so it makes the file right whatever
