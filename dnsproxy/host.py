@@ -1,8 +1,11 @@
 """The addresses of this host, and each change of them, from the kernel by netlink.
 
-pyroute2's sockets do not run on a uvloop loop (docs/design/netlink.md), so they live on a thread of their
-own with a plain loop, and what they find is handed over to the caller's loop. A burst of events is one
+The sockets live on a thread of their own with a plain loop, so that a host with thousands of addresses
+holds nobody up, and what they find is handed over to the caller's loop. A burst of events is one
 reading; a reading happens from time to time anyway, so that a lost event does no lasting harm.
+
+There is one request and one kind of answer (rtnetlink(7)), so there is no library for them: pyroute2 takes
+11 MB of every process that imports it.
 
 Whatever goes wrong, new sockets are opened and everything is read again: at once when events came faster
 than they were read (ENOBUFS), after a pause otherwise. What is wrong is told once until a reading succeeds.
@@ -12,18 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import socket
 import threading
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
-
 from dnsproxy import addresses
+from dnsproxy.namemanager import netlink
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
 
 Addresses: TypeAlias = frozenset[bytes]
 
@@ -33,7 +37,13 @@ RECHECK = 60.0  # seconds after which the addresses are read without an event
 PAUSE = 10.0  # seconds until another try after an error
 PATIENCE = 2.0  # seconds that an end waits for the thread, which holds nothing that matters
 
-_GROUPS = RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
+BUFFER = 1 << 20  # octets of events; the kernel allows less without CAP_NET_ADMIN
+
+_GET_ADDRESSES, _NEW_ADDRESS = 22, 20  # RTM_GETADDR, RTM_NEWADDR; linux/rtnetlink.h
+_GROUPS = 0x10 | 0x100  # the bit masks RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR
+_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL; linux/if_addr.h
+_ATTRIBUTES = 8  # octets of struct ifaddrmsg, which come before them
+_DATAGRAM = 1 << 16
 
 
 async def changes(say: Callable[[str], None]) -> AsyncGenerator[Addresses, None]:
@@ -112,37 +122,78 @@ def _first(group: BaseExceptionGroup[Exception]) -> Exception:
     return error
 
 
+class Route:
+    """A netlink socket for addresses; with `groups`, for events. All methods raise OSError."""
+
+    def __init__(self, groups: int = 0) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK
+        self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+        self._socket.bind((0, groups))
+        self._sequence = 0
+
+    def __enter__(self) -> Route:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    async def event(self) -> None:
+        """Wait for events."""
+        await asyncio.get_running_loop().sock_recv(self._socket, _DATAGRAM)
+
+    async def addresses(self) -> Addresses:
+        """Return all addresses of this host."""
+        self._sequence += 1
+        request = netlink.Request(_GET_ADDRESSES, netlink.DUMP, None, bytes(_ATTRIBUTES - 4))
+        self._socket.send(netlink.message(request, self._sequence))
+        found: set[bytes] = set()
+        while True:
+            datagram = await asyncio.get_running_loop().sock_recv(self._socket, _DATAGRAM)
+            for message in netlink.messages(datagram):
+                if message.sequence != self._sequence:
+                    continue  # of a reading that was given up
+                if message.kind in (netlink.DONE, netlink.ERROR):
+                    if number := netlink.error_number(message):
+                        raise OSError(number, os.strerror(number))
+                    return frozenset(found)
+                if message.kind == _NEW_ADDRESS:
+                    found.add(_local(message))
+
+
 async def _follow(report: Callable[[Addresses], None], stop: asyncio.Future[None]) -> None:
     changed = asyncio.Event()
-    async with AsyncIPRoute() as route, AsyncIPRoute() as events, asyncio.TaskGroup() as tasks:
-        await events.bind(groups=_GROUPS)
-        steps = (_listen(events, changed), _report(route, changed, report))
-        running = [tasks.create_task(step) for step in steps]
-        await asyncio.wait([stop])
-        for task in running:
-            task.cancel()
+    with Route() as route, Route(_GROUPS) as events:
+        async with asyncio.TaskGroup() as tasks:
+            steps = (_listen(events, changed), _report(route, changed, report))
+            running = [tasks.create_task(step) for step in steps]
+            await asyncio.wait([stop])
+            for task in running:
+                task.cancel()
 
 
-async def _listen(events: AsyncIPRoute, changed: asyncio.Event) -> None:
+async def _listen(events: Route, changed: asyncio.Event) -> None:
     while True:
-        async for _ in events.get():
-            changed.set()
+        await events.event()
+        changed.set()
 
 
-async def _report(route: AsyncIPRoute, changed: asyncio.Event, report: Callable[[Addresses], None]) -> None:
+async def _report(route: Route, changed: asyncio.Event, report: Callable[[Addresses], None]) -> None:
     while True:
         changed.clear()
-        report(frozenset([_local(message) async for message in await route.get_addr()]))
+        report(await route.addresses())
         with suppress(TimeoutError):
             async with asyncio.timeout(RECHECK):  # not wait_for, which may swallow a cancellation (3.11)
                 await changed.wait()
             await asyncio.sleep(SETTLE)
 
 
-def _local(message: object) -> bytes:
+def _local(message: netlink.Message) -> bytes:
     """Return our own end of an address message: on a point-to-point link IFA_ADDRESS is the other end."""
-    attribute = message.get_attr  # type: ignore[attr-defined] # pyroute2 has no types
-    return addresses.from_text(attribute("IFA_LOCAL") or attribute("IFA_ADDRESS"))
+    found = netlink.attributes(message.body, _ATTRIBUTES)
+    return addresses.unmapped(found.get(_LOCAL) or found[_ADDRESS])
 
 
 def read() -> Addresses:
