@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 HORIZON: Final = 3600  # seconds; no name waits longer than this to be looked at, which bounds the buckets
 UNLIMITED: Final = 4096  # addresses kept of one name where no limit is set: as many as one answer can hold
+FEW: Final = 8  # addresses that are found one by one as fast as in a dict
 PAIRS_PER_NAME: Final = 8  # pairs that a full cache holds for each of its names, on average
 TRIES: Final = 8  # names whose schedule is brought up to date before one is evicted all the same
 
@@ -126,18 +127,109 @@ class Reverse(dict[bytes, "bytes | set[bytes]"]):
             self[key] = values.pop()
 
 
-class _Held(dict[bytes, Lookup]):
-    """The addresses of one name, the second of the bucket that it stands in, and its place in the list."""
+class _Bucket(dict[bytes, None]):
+    """The names that want to be looked at in one second."""
 
-    __slots__ = ("due", "name", "place")
+    __slots__ = ("due",)
 
-    def __init__(self, name: bytes, due: int, place: int) -> None:
-        self.name = name
+    def __init__(self, due: int) -> None:
         self.due = due
+
+
+class _Held:
+    """One name: its addresses and their lookups, the bucket that it stands in, and its place in the list.
+
+    Nearly all names have a few addresses that come in one answer, and so one lookup for all of them. These
+    are a tuple, the one that the answer was read into, in every cache that learns it; a dict would take
+    200 octets more in each. Where lookups differ, `addresses` is a dict of them.
+    """
+
+    __slots__ = ("addresses", "bucket", "lookup", "name", "place")
+
+    def __init__(self, name: bytes, bucket: _Bucket, place: int, lookup: Lookup) -> None:
+        self.name = name
+        self.bucket = bucket
         self.place = place
+        self.lookup = lookup  # of all addresses, while they are a tuple
+        self.addresses: tuple[bytes, ...] | dict[bytes, Lookup] = ()
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def due(self) -> int:
+        """The second of the bucket."""
+        return self.bucket.due
+
+    def get(self, address: bytes) -> Lookup | None:
+        """Return the lookup of an address."""
+        known = self.addresses
+        if isinstance(known, dict):
+            return known.get(address)
+        return self.lookup if address in known else None
+
+    def items(self) -> Iterable[tuple[bytes, Lookup]]:
+        """Return all addresses, each with its lookup."""
+        known = self.addresses
+        return known.items() if isinstance(known, dict) else [(each, self.lookup) for each in known]
+
+    def values(self) -> Collection[Lookup]:
+        """Return the lookups."""
+        return self.addresses.values() if isinstance(self.addresses, dict) else (self.lookup,)
+
+    def renew(self, addresses: Sequence[bytes], lookup: Lookup) -> bool:
+        """Extend leases by a lookup; tell whether all its addresses are known, if not, some are extended."""
+        known = self.addresses
+        if isinstance(known, tuple):
+            found = set(addresses)
+            if found.difference(known):
+                return False
+            if not found or lookup <= self.lookup:
+                return True
+            if len(found) == len(known):  # all of them, in whatever order
+                self.lookup = lookup
+                return True
+            known = self._apart()
+        for address in addresses:
+            former = known.get(address)
+            if former is None:
+                return False
+            if former < lookup:
+                known[address] = lookup
+        return True
+
+    def add(self, addresses: Sequence[bytes], lookup: Lookup) -> None:
+        """Take addresses over, known ones as well; of two lookups the greater one counts."""
+        known = self.addresses
+        if not known and len(addresses) <= FEW:
+            self.lookup = lookup
+            self.addresses = tuple(addresses if len(set(addresses)) == len(addresses) else set(addresses))
+            return  # tuple(a tuple) is that tuple
+        known = self._apart()
+        for address in addresses:
+            former = known.get(address)
+            if former is None or former < lookup:
+                known[address] = lookup
+
+    def set(self, address: bytes, lookup: Lookup) -> None:
+        """Give an address that is here this lookup, be it greater or less."""
+        if lookup != self.get(address):
+            self._apart()[address] = lookup
+
+    def pop(self, address: bytes) -> Lookup:
+        """Remove an address that is here, and return its lookup."""
+        if isinstance(self.addresses, dict):
+            return self.addresses.pop(address)
+        self.addresses = tuple(each for each in self.addresses if each != address)
+        return self.lookup
+
+    def _apart(self) -> dict[bytes, Lookup]:
+        """Give each address a lookup of its own from here on."""
+        if isinstance(self.addresses, tuple):
+            self.addresses = dict.fromkeys(self.addresses, self.lookup)
+        return self.addresses
 
 
-_NOTHING: Final[dict[bytes, Lookup]] = {}
 _new_tuple = tuple.__new__
 
 
@@ -165,7 +257,7 @@ class LookupCache:
         self._forward: dict[bytes, _Held] = {}
         self._list: list[_Held] = []  # the values of _forward, in no order
         self._reverse = Reverse()
-        self._buckets: dict[int, dict[bytes, None]] = {}
+        self._buckets: dict[int, _Bucket] = {}
         self._seconds: list[int] = []  # a heap of exactly the keys of _buckets
         self._above: dict[bytes, None] = {}  # names seen above the limit since the last collection
         self._left: OrderedDict[tuple[bytes, bytes], Removed] = OrderedDict()  # by pair, the oldest first
@@ -191,12 +283,11 @@ class LookupCache:
         held = self._forward.get(name)
         if held is None:
             return self._learn(name, addresses, lookup)
-        for address in addresses:
-            known = held.get(address)
-            if known is None:
-                return self._learn(name, addresses, lookup)
-            if known < lookup:
-                held[address] = lookup
+        if held.addresses == addresses:  # nearly always; a dict is no tuple
+            if held.lookup < lookup:
+                held.lookup = lookup
+        elif not held.renew(addresses, lookup):
+            return self._learn(name, addresses, lookup)
         if self.changed is not None:
             self.extended.add(held.name)
         return ()
@@ -217,24 +308,21 @@ class LookupCache:
         held = self._forward.get(name)
         due = _second_after(lookup.expiry, lookup.looked_up)
         if held is None:
-            held = self._forward[name] = _Held(name, due, len(self._list))
+            held = self._forward[name] = _Held(name, self._bucket(due), len(self._list), lookup)
             self._list.append(held)
-            self._schedule(held, due)
+            held.bucket[name] = None
         elif due < held.due:
             self._unschedule(held)
             self._schedule(held, due)
-        new = []
-        for address in addresses:
-            known = held.get(address)
-            if known is None:
-                self._reverse.link(address, held.name)
-                new.append(address)
-            if known is None or known < lookup:
-                held[address] = lookup
+        known = held.addresses
+        new = tuple(dict.fromkeys([each for each in addresses if each not in known]))
+        for address in new:
+            self._reverse.link(address, held.name)
+        held.add(addresses, lookup)
         self.pairs += len(new)
         self._note(name)
         self._bound_addresses(held)
-        return tuple(new)
+        return new
 
     # Reading: what is stored, expired or not
 
@@ -249,7 +337,8 @@ class LookupCache:
 
     def addresses(self, name: bytes) -> tuple[bytes, ...]:
         """Return the addresses of a name, in no order."""
-        return tuple(self._forward.get(name, ()))
+        held = self._forward.get(name)
+        return () if held is None else tuple(held.addresses)
 
     def lookup(self, name: bytes, address: bytes) -> Lookup | None:
         """Return the lookup of a pair."""
@@ -258,7 +347,8 @@ class LookupCache:
 
     def holds(self, name: bytes, address: bytes) -> bool:
         """Tell whether a pair is here."""
-        return address in self._forward.get(name, ())
+        held = self._forward.get(name)
+        return held is not None and address in held.addresses
 
     def names(self, address: bytes) -> list[bytes]:
         """Return the names of an address, sorted."""
@@ -295,8 +385,9 @@ class LookupCache:
 
     def records_of(self, name: bytes) -> list[Record]:
         """Return the lookups of a name."""
+        held = self._forward.get(name)
         shared: dict[Lookup, list[bytes]] = {}
-        for address, lookup in self._forward.get(name, _NOTHING).items():
+        for address, lookup in () if held is None else held.items():
             shared.setdefault(lookup, []).append(address)
         return [Record(name, lookup, tuple(addresses)) for lookup, addresses in shared.items()]
 
@@ -354,10 +445,10 @@ class LookupCache:
         known = [found for cache in caches if (found := cache.get(name)) is not None]
         left = []
         for address in addresses:
-            if address in held:
-                lookups = [found[address] for found in known if address in found]
+            if address in held.addresses:
+                lookups = [lookup for found in known if (lookup := found.get(address)) is not None]
                 if lookups:
-                    held[address] = max(lookups)
+                    held.set(address, max(lookups))
                 elif address not in kept:
                     self._remove(held, address)
                     left.append(address)
@@ -393,13 +484,15 @@ class LookupCache:
 
     def _trim(self, held: _Held) -> list[Removed]:
         """Take out the earliest leases above the limit."""
-        ranked = sorted(sorted(held), key=held.__getitem__)  # the address decides between equal lookups
+        ranked = sorted(
+            sorted(held.addresses), key=dict(held.items()).__getitem__
+        )  # the address decides between equal lookups
         surplus = ranked[: max(0, len(ranked) - self._limit)]
         return [Removed(held.name, a, self._remove(held, a), "limit") for a in surplus]
 
     def _forget(self, held: _Held, cause: Cause) -> list[Removed]:
         """Take out a name that stands in no bucket any more."""
-        removed = [Removed(held.name, a, self._remove(held, a), cause) for a in list(held)]
+        removed = [Removed(held.name, a, self._remove(held, a), cause) for a in list(held.addresses)]
         self._discard(held)
         return removed
 
@@ -480,15 +573,18 @@ class LookupCache:
     # The schedule
 
     def _schedule(self, held: _Held, due: int) -> None:
+        held.bucket = self._bucket(due)
+        held.bucket[held.name] = None
+
+    def _bucket(self, due: int) -> _Bucket:
         bucket = self._buckets.get(due)
         if bucket is None:
-            bucket = self._buckets[due] = {}
+            bucket = self._buckets[due] = _Bucket(due)
             heappush(self._seconds, due)
-        bucket[held.name] = None
-        held.due = due
+        return bucket
 
     def _unschedule(self, held: _Held) -> None:
-        del self._buckets[held.due][held.name]
+        del held.bucket[held.name]
 
     def _bring_forward(self, held: _Held) -> None:
         """After leases were shortened or removed: no bucket may be late, and no name may be empty."""

@@ -102,6 +102,33 @@ def test_forced_expiry_spares_what_was_looked_up_since():
     assert this.expire(6.0, [A]) == []
 
 
+@pytest.mark.parametrize("addresses", [(ONE, TWO), (TWO, ONE), (TWO,), (TWO, TWO)])
+def test_an_older_answer_shortens_nothing_whatever_its_order(addresses):
+    this = cache()
+    this.insert(A, (ONE, TWO), 60, 5.0)
+    before = content(this)
+    assert this.insert(A, addresses, 50, 4.0) == ()
+    assert content(this) == before
+
+
+def test_part_of_an_answer_extends_that_part_and_all_of_it_in_any_order_all():
+    this = cache()
+    this.insert(A, (ONE, TWO, THREE), 60, 0.0)
+    this.insert(A, (THREE, TWO, ONE), 60, 1.0)
+    assert content(this) == dict.fromkeys([(A, ONE), (A, TWO), (A, THREE)], Lookup(61.0, 1.0, 60))
+    this.insert(A, (TWO, TWO, ONE), 60, 2.0)
+    assert {address: lookup.looked_up for (_, address), lookup in content(this).items()} == {
+        ONE: 2.0, TWO: 2.0, THREE: 1.0
+    }  # fmt: skip
+
+
+def test_what_two_caches_learn_from_one_answer_is_there_once():
+    mine, everybodys, addresses = cache(), cache(expires=False), (ONE, TWO)
+    for this in (mine, everybodys):
+        this.insert(A, addresses, 60, 0.0)
+        assert this.addresses(A) is addresses
+
+
 def test_names_of_a_shared_address_are_sorted_and_live_by_their_own_leases():  # 63
     this = cache()
     this.insert(B, (ONE,), 4, 0.0)
