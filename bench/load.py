@@ -1,4 +1,4 @@
-"""Asking: dnsperf, with so many queries in flight."""
+"""Asking as much as is answered: dnsperf with so many queries in flight, and what they cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from policies import CLIENT
+from world import CLIENT, PORT
 
 from dnsproxy.errors import DnsproxyError
 
@@ -15,23 +15,22 @@ if TYPE_CHECKING:
 
     from forwarders import Run
 
-CLIENTS = 8  # sockets that ask; with SO_REUSEPORT the kernel spreads them over the listeners
+SOCKETS = 8  # that ask; with SO_REUSEPORT the kernel spreads them over several listeners
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came of one run of dnsperf, and what it cost the forwarder."""
+    """What came of one run of dnsperf; `cpu` seconds are those of the forwarder."""
 
     sent: int
     completed: int
-    lost: int
     codes: dict[str, int]
     seconds: float
     cpu: float
 
     @property
     def cost(self) -> float:
-        """CPU microseconds per query."""
+        """CPU microseconds per answered query."""
         return self.cpu / max(self.completed, 1) * 1e6
 
     @property
@@ -39,43 +38,55 @@ class Load:
         """Answers per second."""
         return self.completed / self.seconds
 
+    def failed(self, expected: str = "NOERROR") -> int:
+        """Return how many queries got no answer, or another one than expected."""
+        return self.sent - self.codes.get(expected, 0)
 
-def ask(
-    run: Run,
-    queries: Path,
-    *,
-    seconds: float = 0.0,
-    outstanding: int = 100,
-    tcp: bool = False,
-    patience: int = 5,
-) -> Load:
-    """Ask all questions of a file again and again for `seconds`, or, without, each of them once."""
-    limit = ["-l", f"{seconds:g}"] if seconds else ["-n", "1"]
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked: the questions of a file, `once` or again and again, with so many in flight."""
+
+    queries: Path
+    outstanding: int = 100
+    tcp: bool = False
+    once: bool = False
+
+
+def ask(run: Run, demand: Demand, seconds: float) -> Load:
+    """Ask for at most `seconds`."""
+    transport = ["-m", "tcp"] if demand.tcp else ["-b", "2048"]  # kilobytes of socket buffers
     command = [
-        "dnsperf", "-s", "127.0.0.1", "-p", str(run.port), "-a", CLIENT, "-d", str(queries), *limit,
-        "-q", str(outstanding), "-c", str(CLIENTS), "-T", "1", "-t", str(patience),
-        *(["-m", "tcp"] if tcp else ["-b", "2048"]),
+        "dnsperf", "-s", "127.0.0.1", "-p", str(PORT), "-a", CLIENT, "-d", str(demand.queries),
+        "-l", f"{seconds:g}", *(["-n", "1"] if demand.once else []),
+        "-q", str(demand.outstanding), "-c", str(SOCKETS), "-T", "1", *transport,
     ]  # fmt: skip
     tree = run.tree()
     before = tree.cpu()
-    said = run.world.namespace.run(*command, timeout=seconds + 120).stdout
+    said = run.world.namespace.run(*command, timeout=seconds + 30).stdout
     return _read(said, tree.cpu() - before)
+
+
+def prime(run: Run, queries: Path) -> None:
+    """Ask every question of a file once."""
+    ask(run, Demand(queries, once=True), 300)
 
 
 def _read(said: str, cpu: float) -> Load:
     codes = re.search(r"Response codes:\s+(.*)", said)
     if not codes:
-        raise DnsproxyError(f"dnsperf said nothing of answers: {said[-500:]}")
+        raise DnsproxyError(f"dnsperf got no answer: {said[-500:]}")
     return Load(
-        sent=_number(said, "Queries sent"),
-        completed=_number(said, "Queries completed"),
-        lost=_number(said, "Queries lost"),
+        sent=int(_number(said, "Queries sent")),
+        completed=int(_number(said, "Queries completed")),
         codes={code: int(count) for code, count in re.findall(r"([A-Z]+) (\d+) \(", codes[1])},
-        seconds=float(re.findall(r"Run time \(s\):\s+([\d.]+)", said)[0]),
+        seconds=_number(said, r"Run time \(s\)"),
         cpu=cpu,
     )
 
 
-def _number(said: str, key: str) -> int:
-    found = re.search(rf"{key}:\s+(\d+)", said)
-    return int(found[1]) if found else 0
+def _number(said: str, key: str) -> float:
+    found = re.search(rf"{key}:\s+([\d.]+)", said)
+    if not found:
+        raise DnsproxyError(f"dnsperf did not say {key!r}: {said[-500:]}")
+    return float(found[1])

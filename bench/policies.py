@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from world import DOMAIN
+from world import CLIENT, DOMAIN
 
-CLIENT = "127.0.0.7"  # where all queries come from; an endpoint of its own beside the host
 _OTHERS = "10.{}.{}.0/24"
 
 

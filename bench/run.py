@@ -1,9 +1,10 @@
 """What a query costs, ours beside others', in one run and one table.
 
-    make bench                                                    everything, about a quarter of an hour
-    bench/run.py --scenario a --rounds 1 --seconds 2 --only dnsproxy,floor                 parts of it
+    make bench                                                             everything
+    .venv/bin/python bench/run.py --scenario a --rounds 1 --seconds 2 --only dnsproxy,floor
 
 Needs root, since it makes a network namespace and fills nftables sets; nothing outside of it is touched.
+Exit code 1: a ratio does not hold, or something could not be measured.
 """
 
 from __future__ import annotations
@@ -11,62 +12,67 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from statistics import median
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from forwarders import FORWARDERS, Run
-from load import ask
-from world import DOMAIN, KNOWN, World
+import report
+from forwarders import FORWARDERS
+from scenarios import SCENARIOS, Bench
+from world import Workshop
 
-from dnsproxy.demo.lab import Lab, require
+from dnsproxy.demo.lab import require
 from dnsproxy.errors import DnsproxyError
 
 
-def arguments() -> argparse.Namespace:
-    """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Measure what a query costs.")
-    parser.add_argument("--scenario", default="a")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--only", default="", help="contestants by name, with commas")
-    return parser.parse_args()
-
-
 def main() -> int:
-    """Measure and print."""
-    options = arguments()
+    """Measure, print, write."""
+    options = _arguments()
     if os.geteuid():
-        print(
-            "make bench needs root: it makes a network namespace and fills nftables sets; try sudo make bench"
-        )
+        print("bench: needs root, to make a network namespace and nftables sets in it: sudo make bench")
         return 1
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where nft, nsd and most contestants are
     try:
-        require("nsd", "nsd-control", "dnsperf", "dig", "nft", "cc")
-        with Lab() as lab:
-            known(World(lab), options)
+        require("nsd", "nsd-control", "dnsperf", "dig", "nft", "cc", "ip")
+        with TemporaryDirectory(prefix="dnsproxy-bench-") as directory:
+            bench = Bench(
+                Workshop(Path(directory)), options.only, options.rounds, options.seconds, options.quick
+            )
+            for letter in options.scenario:
+                SCENARIOS[letter](bench)
     except DnsproxyError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    return 0
+    except KeyboardInterrupt:
+        return 130
+    return report.publish(bench, options.json, options.write)
 
 
-def known(world: World, options: argparse.Namespace) -> None:
-    """Measure allowed names whose addresses are known."""
-    wanted = options.only.split(",") if options.only else [forwarder.name for forwarder in FORWARDERS]
-    queries = world.queries("known", [f"n{number}.{DOMAIN}" for number in range(KNOWN)])
-    runs = [Run(f, world, world.directory / f"run-{f.name}") for f in FORWARDERS if f.name in wanted]
-    costs: dict[str, list[float]] = {run.forwarder.name: [] for run in runs}
-    for run in runs:
-        run.start()
-        idle = run.tree().resident()
-        ask(run, queries)
-        print(f"{run.forwarder.title}: {idle:.1f} MB idle, {run.tree().resident():.1f} MB at {KNOWN} names")
-    for number in range(options.rounds):
-        for run in runs[number % len(runs) :] + runs[: number % len(runs)]:
-            load = ask(run, queries, seconds=options.seconds)
-            costs[run.forwarder.name].append(load.cost)
-            print(f"{run.forwarder.title}: {load.cost:.1f} us/query, {load.rate:.0f}/s, lost {load.lost}")
-    for name, all_of_it in costs.items():
-        print(f"{name:12} {median(all_of_it):6.1f} us/query")
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure what a query costs, ours beside others'.")
+    add = parser.add_argument
+    add("--scenario", type=_letters, default="".join(SCENARIOS), help="letters, see bench/scenarios.py (all)")
+    add("--only", type=_contestants, default=(), help=f"of {', '.join(one.name for one in FORWARDERS)} (all)")
+    add("--rounds", type=int, default=5, help="measurements of each, of which the median counts (5)")
+    add("--seconds", type=float, default=5.0, help="of each measurement (5)")
+    add("--quick", action="store_true", help="leave a million names out")
+    add("--json", type=Path, default=Path("dist/bench.json"), help="file for all that was measured")
+    add("--write", type=Path, help="document that gets the tables, between its two marker lines")
+    return parser.parse_args()
+
+
+def _letters(text: str) -> str:
+    if unknown := set(text) - set(SCENARIOS):
+        raise argparse.ArgumentTypeError(
+            f"no scenario {', '.join(sorted(unknown))}; there are {''.join(SCENARIOS)}"
+        )
+    return text
+
+
+def _contestants(text: str) -> list[str]:
+    wanted = text.split(",")
+    if unknown := set(wanted) - {one.name for one in FORWARDERS}:
+        raise argparse.ArgumentTypeError(f"no contestant {', '.join(sorted(unknown))}")
+    return wanted
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Where the measurements happen: one network namespace with nothing but loopback, and the servers in it.
+"""Where the measurements happen: for each contestant a network namespace with nothing but loopback in it.
 
-    NSD           127.0.0.1:5300   the zone bench.example: names to know, n0, n1, ..., and fresh ones, f0, f1,
-                                   ..., each with two addresses that belong to no special range
-    upstream.c    127.0.0.1:5301   names without number, answers that change, answers that take their time
+    127.0.0.1:5300   its own upstream: NSD with the zone bench.example, or upstream.c
+    127.0.0.1:5310   the contestant
+    127.0.0.7        who asks
 
-Everything ends with the process that made it, whichever way that ends (dnsproxy/demo/lab.py).
+So no contestant meets the rules, the sets or the connections of another. The zone has names to know, n0,
+n1 ..., and fresh ones, f0, f1 ..., each with two addresses of no special range. What all share is in one
+folder. A namespace goes with the process that made it, whichever way that ends (dnsproxy/demo/lab.py).
 """
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 from ipaddress import IPv4Address
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HERE = Path(__file__).parent
-NSD_PORT = 5300
-UPSTREAM_PORT = 5301
+UPSTREAM = 5300
+PORT = 5310
+CLIENT = "127.0.0.7"
 KNOWN = 20_000
 FRESH = 100_000
 DOMAIN = "bench.example"
@@ -34,33 +38,31 @@ server:
   ip-address: 127.0.0.1@{port}
   server-count: 1
   username: root
-  zonesdir: "{directory}"
+  zonesdir: "{shared}"
   database: ""
-  pidfile: "{directory}/nsd.pid"
-  xfrdfile: "{directory}/nsd.xfrd"
-  xfrdir: "{directory}"
-  zonelistfile: "{directory}/nsd.zones"
+  pidfile: "{own}/nsd.pid"
+  xfrdfile: "{own}/nsd.xfrd"
+  xfrdir: "{own}"
+  zonelistfile: "{own}/nsd.zones"
   rrl-ratelimit: 0
   tcp-count: 400
 remote-control:
   control-enable: yes
-  control-interface: "{directory}/nsd.sock"
+  control-interface: "{own}/nsd.sock"
 zone:
   name: {domain}
-  zonefile: "{directory}/zone"
+  zonefile: "{shared}/zone"
 """
 
 
-class World:
-    """The namespace with NSD and the programs of this directory that are written in C."""
+class Workshop:
+    """What all worlds share: the zone, the query files, and the programs of ours that are written in C."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.directory = lab.directory
-        self.namespace = lab.namespace("bench")
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         for program in ("floor", "upstream"):
             self._compile(program)
         self._write_zone()
-        self.nsd = self._start_nsd()
 
     def program(self, name: str) -> str:
         """Return where a program of ours is."""
@@ -72,25 +74,11 @@ class World:
         path.write_text("".join(f"{asked} A\n" for asked in names))
         return path
 
-    def upstream(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the server that makes its answers up."""
-        process = self.namespace.popen(self.program("upstream"), str(UPSTREAM_PORT), *arguments)
-        wait_for(lambda: self.answers(UPSTREAM_PORT, f"n0.{DOMAIN}"), 10, "the made-up server to answer")
-        return process
-
-    def answers(self, port: int, name: str) -> list[str]:
-        """Return the addresses that a server here answers with; none if it does not answer."""
-        asked = ["dig", "@127.0.0.1", "-p", str(port), "+tries=1", "+time=1", "+short", name, "A"]
-        done = self.namespace.run(*asked, check=False)
-        return done.stdout.split() if done.returncode == 0 else []
-
-    def queries_at_nsd(self) -> int:
-        """Return how many queries NSD has seen."""
-        said = self.namespace.run("nsd-control", "-c", str(self.directory / "nsd.conf"), "stats_noreset")
-        found = re.search(r"^num\.queries=(\d+)", said.stdout, re.MULTILINE)
-        if not found:
-            raise DnsproxyError(f"nsd-control does not count queries: {said.stdout[:200]}")
-        return int(found[1])
+    def numbered(self, letter: str, count: int) -> Path:
+        """Write a query file of names such as n0 to n999, in an order without pattern."""
+        names = [f"{letter}{number}.{DOMAIN}" for number in range(count)]
+        random.Random(count).shuffle(names)
+        return self.queries(f"{letter}{count}", names)
 
     def _compile(self, name: str) -> None:
         command = ["cc", "-O2", "-o", self.program(name), str(HERE / f"{name}.c")]
@@ -107,9 +95,57 @@ class World:
         )
         (self.directory / "zone").write_text(head + "".join(records))
 
-    def _start_nsd(self) -> subprocess.Popen[str]:
+
+class World:
+    """A namespace with an upstream: NSD, or, with a delay in milliseconds, upstream.c."""
+
+    def __init__(self, workshop: Workshop, delay: int | None = None) -> None:
+        self.workshop = workshop
+        self.counts = delay is None
+        self._lab = Lab()
+        self.directory = self._lab.directory
+        try:
+            self.namespace = self._lab.namespace("bench")
+            self._start(delay)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it and everything in it."""
+        self._lab.close()
+
+    def answers(self, port: int, name: str) -> list[str]:
+        """Return the addresses that a server here answers with; none if it does not answer."""
+        asked = [
+            "dig",
+            "@127.0.0.1",
+            "-b",
+            CLIENT,
+            "-p",
+            str(port),
+            "+tries=1",
+            "+time=1",
+            "+short",
+            name,
+            "A",
+        ]
+        done = self.namespace.run(*asked, check=False)
+        return done.stdout.split() if done.returncode == 0 else []
+
+    def queries_at_nsd(self) -> int:
+        """Return how many queries NSD has seen."""
+        said = self.namespace.run("nsd-control", "-c", str(self.directory / "nsd.conf"), "stats_noreset")
+        found = re.search(r"^num\.queries=(\d+)", said.stdout, re.MULTILINE)
+        if not found:
+            raise DnsproxyError(f"nsd-control does not count queries: {said.stdout[:200]}")
+        return int(found[1])
+
+    def _start(self, delay: int | None) -> None:
         conf = self.directory / "nsd.conf"
-        conf.write_text(_NSD.format(directory=self.directory, port=NSD_PORT, domain=DOMAIN))
-        process = self.namespace.popen("nsd", "-d", "-c", str(conf))
-        wait_for(lambda: self.answers(NSD_PORT, f"n0.{DOMAIN}"), 20, "NSD to answer")
-        return process
+        shared = self.workshop.directory
+        conf.write_text(_NSD.format(own=self.directory, shared=shared, port=UPSTREAM, domain=DOMAIN))
+        nsd = ["nsd", "-d", "-c", str(conf)]
+        upstream = [self.workshop.program("upstream"), str(UPSTREAM), str(delay)]
+        self.namespace.popen(*(nsd if delay is None else upstream))
+        wait_for(lambda: self.answers(UPSTREAM, f"n0.{DOMAIN}"), 30, "the upstream to answer")
