@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Root's PATH in a container may lack where nft, nsd and unbound are.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help run test lint suite deep parts clean
+.PHONY: help run test lint suite deep bench parts clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,9 @@ suite: $(VENV)/.dev ## the tests, on stock asyncio and on uvloop
 
 deep: $(VENV)/.dev ## the tests with 100,000 examples for every property
 	DNSPROXY_DEEP=1 $(BIN)/python -m pytest -q --timeout=0
+
+bench: $(VENV)/.run ## what a query costs, beside other forwarders: twenty minutes, as root (BENCH="--quick" and others)
+	$(BIN)/python bench/run.py --write docs/performance.md $(BENCH)
 
 parts:
 	@tools/test-parts

@@ -1,6 +1,6 @@
 """What a query costs, ours beside others', in one run and one table.
 
-    make bench                                                             everything
+    sudo make bench                               everything, about twenty minutes
     .venv/bin/python bench/run.py --scenario a --rounds 1 --seconds 2 --only dnsproxy,floor
 
 Needs root, since it makes a network namespace and fills nftables sets; nothing outside of it is touched.
@@ -32,7 +32,7 @@ def main() -> int:
         return 1
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where nft, nsd and most contestants are
     try:
-        require("nsd", "nsd-control", "dnsperf", "dig", "nft", "cc", "ip")
+        require("nsd", "dnsperf", "dig", "nft", "ip")
         with TemporaryDirectory(prefix="dnsproxy-bench-") as directory:
             bench = Bench(
                 Workshop(Path(directory)), options.only, options.rounds, options.seconds, options.quick
@@ -53,7 +53,7 @@ def _arguments() -> argparse.Namespace:
     add("--scenario", type=_letters, default="".join(SCENARIOS), help="letters, see bench/scenarios.py (all)")
     add("--only", type=_contestants, default=(), help=f"of {', '.join(one.name for one in FORWARDERS)} (all)")
     add("--rounds", type=int, default=5, help="measurements of each, of which the median counts (5)")
-    add("--seconds", type=float, default=5.0, help="of each measurement (5)")
+    add("--seconds", type=float, default=3.0, help="of each measurement (3)")
     add("--quick", action="store_true", help="leave a million names out")
     add("--json", type=Path, default=Path("dist/bench.json"), help="file for all that was measured")
     add("--write", type=Path, help="document that gets the tables, between its two marker lines")

@@ -82,7 +82,10 @@ class Workshop:
 
     def _compile(self, name: str) -> None:
         command = ["cc", "-O2", "-o", self.program(name), str(HERE / f"{name}.c")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError as error:
+            raise DnsproxyError("no C compiler here (cc); on Debian: apt install gcc libc6-dev") from error
         if done.returncode:
             raise DnsproxyError(f"{name}.c does not compile: {done.stderr.strip()}")
 
