@@ -61,7 +61,10 @@ def _advice(odd: str) -> str:
 
 def to_text(name: bytes) -> str:
     r"""Return a wire name as text with a final dot, odd bytes escaped (`a\.b.com.`)."""
-    return "".join(_label_text(label) + "." for label in labels(name)) or "."
+    parts = labels(name)
+    if _PLAIN.issuperset(b"".join(parts)):
+        return b".".join([*parts, b""]).decode() or "."
+    return "".join(_label_text(label) + "." for label in parts)
 
 
 def _label_text(label: bytes) -> str:

@@ -83,6 +83,8 @@ OPEN: Final = 100_000  # addresses in all of Grants.open, some 15 MB; beyond it,
 UNLEARNED: Final = 1_000  # addresses that are remembered as answered and not learned
 TEMPLATES: Final = 512  # Grants objects whose slots one endpoint remembers; a policy forgets them, too
 
+_new_tuple = tuple.__new__
+
 Content: TypeAlias = "dict[SetSpec, dict[bytes, str]]"  # set -> key -> name
 Slots: TypeAlias = "dict[tuple[SetSpec, bytes], None]"  # (set, what follows the address in the key), in order
 Transaction: TypeAlias = "tuple[list[Element], list[Element]]"  # deletes, adds
@@ -122,7 +124,7 @@ class Hold:
 class Place:
     """One endpoint as the policy sees it now: its cache, its zombies, its sets, and what its grants open."""
 
-    __slots__ = ("_by_grants", "_table", "cache", "key", "sets", "view", "zombies")
+    __slots__ = ("_by_grants", "_table", "_widths", "cache", "key", "sets", "view", "zombies")
 
     def __init__(self, view: View, cache: LookupCache, zombies: Zombies, table: TableId) -> None:
         self.key = view.endpoint.key
@@ -136,6 +138,7 @@ class Place:
         }
         self._table = table
         self._by_grants: dict[Grants, dict[tuple[int, tuple[int, ...] | None], Slots]] = {}
+        self._widths: dict[Grants, int] = {}
 
     def holds(self, name: bytes, address: bytes) -> bool:
         """Tell whether a pair is in the cache or among the zombies."""
@@ -152,12 +155,20 @@ class Place:
         if known is None:
             if len(self._by_grants) >= TEMPLATES:
                 self._by_grants.clear()
+                self._widths.clear()
             known = self._by_grants[grants] = {}
         found = known.get((version, which))
         if found is None:
             chosen = grants.grants if which is None else [grants.grants[place] for place in which]
             found = known[version, which] = self._worked_out(chosen, version)
         return found
+
+    def width(self, grants: Grants) -> int:
+        """Return how many elements one address opens at most, whichever family it is of."""
+        known = self._widths.get(grants)
+        if known is None:
+            known = self._widths[grants] = max(len(self.slots(grants, version)) for version in VERSIONS)
+        return known
 
     def _worked_out(self, grants: Iterable[Grant], version: int) -> Slots:
         """Return the slots in the endpoint's sets and in those that rules name."""
@@ -257,10 +268,18 @@ class Plan:
         """Walk over what addresses open for an endpoint, on account of names with their grants."""
         place = self.places[key]
         for grants, name in owners:
-            text = comment(names.to_text(name))
-            for address in self._learnable(grants, addresses):
-                for spec, suffix in self._slots(place, grants, address):
-                    yield Element(spec, address + suffix, text)
+            yield from self._elements(place, grants, name, self._learnable(grants, addresses))
+
+    def _elements(
+        self, place: Place, grants: Grants, name: bytes, addresses: tuple[bytes, ...]
+    ) -> Iterator[Element]:
+        """Walk over what addresses that were learned open."""
+        if not grants.grants:
+            return
+        text = comment(names.to_text(name))
+        for address in addresses:
+            for spec, suffix in self._slots(place, grants, address):
+                yield _new_tuple(Element, (spec, address + suffix, text))  # half the time of Element(...)
 
     def _slots(self, place: Place, grants: Grants, address: bytes) -> Slots:
         version = 4 if len(address) == 4 else 6
@@ -303,8 +322,17 @@ class Plan:
         if (place := self.places.get(key)) is None:  # a reload removed the endpoint while it waited
             return ()
         owners, few = self._bounded(place, learners, addresses)
-        applied = [self._sight(place, theirs, each, few, ttl, now) for theirs, each in owners]
-        return () if all(applied) else tuple(self.opens(key, owners, few))
+        found: list[Element] = []
+        lacking = False
+        for theirs, each in owners:
+            learned = self._sight(place, theirs, each, few, ttl, now)
+            opened = list(self._elements(place, theirs, each, learned))
+            if any(element.key not in self.applied.get(element.spec, ()) for element in opened):
+                lacking = True
+            elif theirs.grants:
+                self._open(key, theirs, learned)
+            found += opened
+        return tuple(found) if lacking else ()
 
     def _learners(
         self, view: View, grants: Grants, name: bytes, cnames: tuple[bytes, ...]
@@ -321,7 +349,7 @@ class Plan:
         self, place: Place, owners: Sequence[tuple[Grants, bytes]], addresses: tuple[bytes, ...]
     ) -> tuple[Sequence[tuple[Grants, bytes]], tuple[bytes, ...]]:
         """Leave out what would open more than one answer may."""
-        widths = [max(len(place.slots(grants, version)) for version in VERSIONS) for grants, _ in owners]
+        widths = [place.width(grants) for grants, _ in owners]
         if sum(widths) * len(addresses) <= ELEMENTS and len(addresses) <= ADDRESSES:
             return owners, addresses
         kept = next((at for at in range(1, len(owners)) if sum(widths[: at + 1]) > ELEMENTS), len(owners))
@@ -338,19 +366,16 @@ class Plan:
 
     def _sight(
         self, place: Place, grants: Grants, name: bytes, addresses: tuple[bytes, ...], ttl: int, now: float
-    ) -> bool:
-        """Judge each address, learn what may be learned; tell whether all that it opens is applied."""
+    ) -> tuple[bytes, ...]:
+        """Judge each address; learn, and return, what may be learned."""
         learned = self._learnable(grants, addresses)
         if len(learned) < len(addresses):
             self._pass_over(place.key, name, set(addresses).difference(learned), now)
-        if not learned:
-            return True
-        self._extend(place.key, name, learned, ttl, now)
-        if self._judged is not None and self._judged in learned:
-            self._judged = None
-        if not grants.grants:
-            return True
-        return all(self._is_applied(place, grants, address) for address in learned)
+        if learned:
+            self._extend(place.key, name, learned, ttl, now)
+            if self._judged is not None and self._judged in learned:
+                self._judged = None
+        return learned
 
     def _pass_over(self, key: str, name: bytes, addresses: Iterable[bytes], now: float) -> None:
         """Note what is not learned, for people who ask why."""
@@ -360,27 +385,20 @@ class Plan:
             if len(self.unlearned) > UNLEARNED:
                 self.unlearned.popitem(last=False)
 
-    def _is_applied(self, place: Place, grants: Grants, address: bytes) -> bool:
-        """Tell whether all that an address opens is applied, and if so, note it as open."""
-        for spec, suffix in self._slots(place, grants, address):
-            if address + suffix not in self.applied.get(spec, ()):
-                return False
-        self._open(place.key, grants, address)
-        return True
-
     def _learnable(self, grants: Grants, addresses: tuple[bytes, ...]) -> tuple[bytes, ...]:
         if all(map(_is_public, addresses)):
             return addresses
         return tuple(address for address in addresses if self.permits(grants, address))
 
-    def _open(self, key: str, grants: Grants, address: bytes) -> None:
+    def _open(self, key: str, grants: Grants, addresses: tuple[bytes, ...]) -> None:
+        """Note that all that these addresses open is applied."""
         if self._opened >= OPEN:
             self._close_all()
         opened = grants.open.get(key)
         if opened is None:
             opened = grants.open[key] = set()
             self._open_sets.append(opened)
-        if address not in opened:
+        for address in set(addresses).difference(opened):
             self._opened += 1
             opened.add(address)
             known = self._memo.get(address)
