@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,8 @@ from world import Workshop
 from dnsproxy.demo.lab import require
 from dnsproxy.errors import DnsproxyError
 
+_ALL = "".join(SCENARIOS)
+
 
 def main() -> int:
     """Measure, print, write."""
@@ -31,6 +34,7 @@ def main() -> int:
         print("bench: needs root, to make a network namespace and nftables sets in it: sudo make bench")
         return 1
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where nft, nsd and most contestants are
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that everything is removed
     try:
         require("nsd", "dnsperf", "dig", "nft", "ip")
         with TemporaryDirectory(prefix="dnsproxy-bench-") as directory:
@@ -44,19 +48,20 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return report.publish(bench, options.json, options.write)
+    whole = options.scenario == _ALL and not options.only
+    return report.publish(bench, options.json, options.write if whole else None)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what a query costs, ours beside others'.")
     add = parser.add_argument
-    add("--scenario", type=_letters, default="".join(SCENARIOS), help="letters, see bench/scenarios.py (all)")
+    add("--scenario", type=_letters, default=_ALL, help="letters, see bench/scenarios.py (all)")
     add("--only", type=_contestants, default=(), help=f"of {', '.join(one.name for one in FORWARDERS)} (all)")
     add("--rounds", type=int, default=5, help="measurements of each, of which the median counts (5)")
     add("--seconds", type=float, default=3.0, help="of each measurement (3)")
     add("--quick", action="store_true", help="leave a million names out")
     add("--json", type=Path, default=Path("dist/bench.json"), help="file for all that was measured")
-    add("--write", type=Path, help="document that gets the tables, between its two marker lines")
+    add("--write", type=Path, help="document that gets the tables of a whole run, between its marker lines")
     return parser.parse_args()
 
 

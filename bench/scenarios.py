@@ -48,7 +48,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident megabytes of a forwarder after its start, and when it has been asked for all names."""
+    """Resident megabytes of a forwarder after its start, and after it was asked for all names."""
 
     idle: float
     known: float
@@ -128,11 +128,12 @@ def known(bench: Bench) -> None:
     queries = bench.workshop.numbered("n", KNOWN)
     entries = [Entry(one.name, bench.run(one), Demand(queries)) for one in bench.chosen()]
     with started(entry.run for entry in entries):
+        idle = [entry.run.tree().resident() for entry in entries]
         for entry in entries:
-            idle = entry.run.tree().resident()
             prime(entry.run, queries)
-            bench.results.memory[entry.label] = Memory(idle, entry.run.tree().resident())
         take_turns(bench, "a", entries)
+        for entry, before in zip(entries, idle, strict=True):
+            bench.results.memory[entry.label] = Memory(before, entry.run.tree().resident())
 
 
 def fresh(bench: Bench) -> None:
