@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from dnsproxy import __version__, files, handover, host, logs, parts
+from dnsproxy import __version__, files, handover, host, logs, memory, parts
 from dnsproxy import config as settings
 from dnsproxy.admin.server import read_token, serve
 from dnsproxy.admin.views import State as Shown
@@ -532,6 +532,7 @@ def _calm_collector() -> None:
     looked at, some thousands at a time, a few milliseconds at most.
     """
     gc.collect()
+    memory.trim()
     gc.freeze()
     gc.set_threshold(2_000, 5, 1_000_000)
 

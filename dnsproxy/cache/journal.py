@@ -201,15 +201,20 @@ def _due(watched: LookupCache | Zombies, *, anew: bool, extended: bool) -> Itera
     """Walk over what is to be taken, while things change: all, then what has changed, up to that moment."""
     if anew:
         yield from watched.walk() if isinstance(watched, LookupCache) else (each.address for each in watched)
-    changed = watched.changed or set()
-    for _ in range(len(changed)):
-        if not changed:  # overrun meanwhile: the next batch takes all anew
-            return
-        yield changed.pop()
+    if watched.changed is not None:
+        yield from _emptied(watched.changed)
     if extended and isinstance(watched, LookupCache):
-        for _ in range(len(watched.extended)):
-            if watched.extended:  # else the rest has left the cache meanwhile
-                yield watched.extended.pop()
+        yield from _emptied(watched.extended)
+
+
+def _emptied(waiting: set[bytes]) -> Iterator[bytes]:
+    """Take out what is in a set up to that moment, unless all of it goes meanwhile."""
+    for _ in range(len(waiting)):
+        if not waiting:  # overrun, and the next batch takes all anew; or the names have left the cache
+            break
+        yield waiting.pop()
+    if not waiting:
+        waiting.clear()  # `pop` leaves its memory as large as it was at most, megabytes maybe
 
 
 def _lookup_rows(offset: float, key: str, cache: LookupCache, name: bytes) -> list[Row]:
@@ -282,7 +287,8 @@ def lookups(state: State, offset: float, now: float) -> Iterator[tuple[str, Reco
     for key, name, expiry, looked_up, ttl, addresses in state.tables.get("lookups", ()):
         made = min(looked_up - offset, now)
         ends = min(expiry - offset, made + ttl)
-        yield key, Record(name, Lookup(ends, made, ttl), _addresses(addresses))
+        # The name is copied: nothing that stays may lie among the rows, so that all their memory goes back.
+        yield key, Record(bytes(memoryview(name)), Lookup(ends, made, ttl), _addresses(addresses))
 
 
 def aliases(state: State, offset: float, now: float) -> Iterator[Alias]:

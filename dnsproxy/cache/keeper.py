@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 
+from dnsproxy import memory
 from dnsproxy.cache.journal import Batch
 from dnsproxy.errors import DnsproxyError
 
@@ -122,6 +123,8 @@ class Keeper:
             written = await self._written(batch)
             if written:
                 self.written_at = started
+            del batch
+            await self._in_thread(memory.trim)
             return written
 
     async def release(self) -> None:

@@ -224,6 +224,9 @@ class Store:
             try:
                 yield connection
                 connection.execute("COMMIT")
+                connection.execute(
+                    "PRAGMA shrink_memory"
+                )  # else the pages stay in memory until the next time
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
