@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import tracemalloc
 from ipaddress import ip_network
 from types import SimpleNamespace
 
@@ -290,6 +293,44 @@ def test_an_open_address_only_extends_its_lease():
     world.observe("www.example.com", ONE, now=1030.0)
     for cache in (world.plan.caches.of("default/ci"), world.plan.caches.global_):
         assert cache.lookup(from_text("www.example.com"), ONE).expiry == 1090.0
+
+
+def known(names):
+    """A plan with the views, grants and addresses of names that are open already, to observe once more."""
+    world = World(names_per_endpoint=1_000)
+    view, both = world.view(), (ONE, TWO)
+    known = []
+    for number in range(names):
+        name = from_text(f"n{number}.example.com")
+        grants = view.verdict(name).grants
+        world.apply(world.plan.observe(view, grants, name, both, 60, 1000.0))
+        world.plan.observe(view, grants, name, both, 60, 1000.0)
+        known.append((view, grants, name, both))
+    return world.plan, known
+
+
+def test_what_is_known_and_open_takes_no_more_memory_with_each_answer():
+    plan, answers = known(200)
+    after = []
+    gc.collect()
+    for turn in range(1, 6):
+        for at, answer in enumerate(answers):
+            assert plan.observe(*answer, 60, 1000.0 + turn + at / 1000) == ()
+        after.append(sys.getallocatedblocks())
+    assert after[-1] - after[1] < 50  # a block an answer would be 600
+
+
+def test_an_answer_that_is_known_and_open_needs_little_memory_in_passing():
+    plan, answers = known(2)
+    plan.observe(*answers[0], 60, 1001.0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        plan.observe(*answers[1], 60, 1002.0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most - before < 1_000  # octets; a lookup with its times is about 150
 
 
 def test_one_new_address_among_known_ones_is_what_is_lacking():

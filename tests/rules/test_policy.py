@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import weakref
 
 import pytest
@@ -774,3 +775,46 @@ def test_a_retired_policy_goes_with_its_last_user_without_a_collection():
         assert [each() for each in gone] == [None, None]
     finally:
         gc.enable()
+
+
+# What a verdict costs
+
+
+def instructions(call):
+    """How many instructions of the interpreter a call takes."""
+    counted, former = [], sys.gettrace()
+
+    def trace(frame, event, _):
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            counted.append(event)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(former)
+    return len(counted)
+
+
+FORMS = ["name{}.example.com", "*.zone{}.example.net", "**.deep{}.example.org", "pre*{}.example.info"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_verdict_takes_as_many_instructions_whatever_the_number_of_rules(form):
+    def costs(rules):
+        allowed = [form.format(number) for number in range(1000, 1000 + rules)]
+        entries = "".join(f'  - "{each}:443/TCP"\n' for each in allowed)
+        view = World(native("many", f"  allow:\n{entries}")).view()
+        allowed_name = from_text(allowed[7].replace("**", "a.b").replace("*", "x"))
+        denied_name = from_text("other.example.com")
+        first = [instructions(lambda name=name: view.verdict(name)) for name in (allowed_name, denied_name)]
+        again = [instructions(lambda name=name: view.verdict(name)) for name in (allowed_name, denied_name)]
+        assert view.verdict(allowed_name).allowed
+        assert not view.verdict(denied_name).allowed
+        return first, again
+
+    few, many = costs(10), costs(1_000)
+    assert few == many
+    assert 0 < max(many[1]) < min(many[0])
