@@ -326,12 +326,12 @@ class Plan:
         lacking = False
         for theirs, each in owners:
             learned = self._sight(place, theirs, each, few, ttl, now)
-            opened = list(self._elements(place, theirs, each, learned))
-            if any(element.key not in self.applied.get(element.spec, ()) for element in opened):
+            opens = list(self._elements(place, theirs, each, learned))
+            if any(element.key not in self.applied.get(element.spec, ()) for element in opens):
                 lacking = True
             elif theirs.grants:
                 self._open(key, theirs, learned)
-            found += opened
+            found += opens
         return tuple(found) if lacking else ()
 
     def _learners(
