@@ -14,7 +14,6 @@ from dnsproxy import files, names
 from dnsproxy.cache import preload
 from dnsproxy.cache.gc import Caches
 from dnsproxy.cache.store import Store
-from dnsproxy.demo import zone
 from dnsproxy.dyndns import documents
 from dnsproxy.errors import DocumentError, KernelError, NetworkError, RightsError
 from dnsproxy.exchange import Exchange
@@ -249,6 +248,8 @@ class UpstreamSource:
         """Start the built-in zone server, where the settings ask for one."""
         path = config.upstream.zone
         if path is not None:
+            from dnsproxy.demo import zone  # noqa: PLC0415 - few have a zone
+
             port, server = await zone.serve(path, "127.0.0.1", 0, log.warning)
             stack.callback(server.close)
             self._zone = settings.SocketAddress("127.0.0.1", port)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
 
 import yaml
@@ -345,6 +344,8 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def _unknown_key(model: type[BaseModel], path: Path) -> str:
     key, known = str(path[-1]), sorted(_known(model, path[:-1]))
+    from difflib import get_close_matches  # noqa: PLC0415 - half a MB, for a text with a fault
+
     close = get_close_matches(key, known, 1) or get_close_matches(key.lower(), known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
     return f"unknown key {key!r}: {hint}"

@@ -393,3 +393,14 @@ def second_instance(daemon, *arguments):
     command = [sys.executable, "-m", "dnsproxy", "run", "--config", str(daemon.config), *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_what_only_some_settings_need_is_not_loaded_with_the_rest():
+    script = "import sys, dnsproxy.app; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    few = {"pyroute2", "dns", "difflib", "unittest", "dnsproxy.demo.zone", "dnsproxy.dyndns.client"}
+    loaded = set(done.stdout.split())
+    assert "dnsproxy.exchange" in loaded
+    assert not loaded & few
